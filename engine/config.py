@@ -1,0 +1,281 @@
+"""What can be set: the model's shape, the engine's limits, one request's sampling.
+
+All three are frozen and checked when made; a wrong value is a `ConfigError` that names the option,
+the value and what is allowed. Nothing is read from the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from engine.errors import ConfigError, nearest
+
+DTYPES = ("float32", "bfloat16")
+FAMILIES = ("qwen3_moe", "qwen3")
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer, dense or Mixture-of-Experts."""
+
+    family: str
+    """`qwen3_moe` or `qwen3`."""
+    vocab_size: int
+    hidden_size: int
+    """D, the model width."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    """F of a dense feed-forward layer."""
+    moe_intermediate_size: int = 0
+    """F of one expert."""
+    num_experts: int = 0
+    """E; 0 for a dense model."""
+    top_k: int = 0
+    """K, experts per token."""
+    norm_topk_prob: bool = True
+    """Whether the K weights are renormalised to sum to 1."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    max_position_embeddings: int = 256
+    """The longest sequence, in tokens, the model was trained for."""
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("family", self.family, FAMILIES)
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"):
+            at_least(name, getattr(self, name), 1)
+        at_least("max_position_embeddings", self.max_position_embeddings, 1)
+        at_least("head_dim", self.head_dim, 2)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
+                f"({self.num_kv_heads})."
+            )
+        if self.num_experts and not 1 <= self.top_k <= self.num_experts:
+            raise ConfigError(
+                f"top_k ({self.top_k}) must lie between 1 and num_experts ({self.num_experts})."
+            )
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < self.vocab_size:
+                raise ConfigError(
+                    f"{name} ({token}) must lie between 0 and vocab_size - 1 "
+                    f"({self.vocab_size - 1})."
+                )
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether the feed-forward layers are Mixtures of Experts."""
+        return self.num_experts > 0
+
+    @classmethod
+    def from_hf(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the contents of a Hugging Face `config.json`.
+
+        Raises:
+            ConfigError: the family is not supported, a needed key is missing, or a feature is
+                switched on that this engine does not compute.
+        """
+        family = str(raw.get("model_type"))
+        one_of("model_type", family, FAMILIES)
+        _refuse_unsupported(raw)
+        try:
+            heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+            moe = {
+                "moe_intermediate_size": int(raw["moe_intermediate_size"]),
+                "num_experts": int(raw["num_experts"]),
+                "top_k": int(raw["num_experts_per_tok"]),
+                "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+            }
+            return cls(
+                family=family,
+                vocab_size=int(raw["vocab_size"]),
+                hidden_size=width,
+                num_layers=int(raw["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(raw.get("num_key_value_heads", heads)),
+                head_dim=int(raw.get("head_dim") or width // heads),
+                intermediate_size=int(raw["intermediate_size"]),
+                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+                rope_theta=_rope_theta(raw),
+                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+                max_position_embeddings=int(raw.get("max_position_embeddings", 32768)),
+                bos_token_id=raw.get("bos_token_id"),
+                eos_token_id=_first(raw.get("eos_token_id")),
+                pad_token_id=raw.get("pad_token_id"),
+                **(moe if family == "qwen3_moe" else {}),  # type: ignore[arg-type]
+            )
+        except KeyError as missing:
+            raise ConfigError(
+                f"config.json lacks the key {missing}, which family {family!r} needs."
+            ) from None
+        except (TypeError, ValueError) as wrong:
+            raise ConfigError(f"config.json has a value of the wrong type: {wrong}.") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How one engine runs a model."""
+
+    model: str | Path
+    """Folder with config.json, safetensors and tokenizer.json."""
+    dtype: str = "float32"
+    """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
+    deterministic: bool = False
+    """Bitwise equal logits whatever else is in the batch; fp32 only, about 4 times slower."""
+    num_devices: int = 1
+    """Logical devices over which experts and sequences are spread."""
+    max_running: int = 64
+    """Most sequences in one step."""
+    max_step_tokens: int = 256
+    """Most rows in one step; longer prompts are prefilled in chunks."""
+    block_size: int = 16
+    """Tokens in one block of the KV cache."""
+    num_blocks: int = 2048
+    """Blocks of the KV cache, shared by all sequences."""
+    max_model_len: int | None = None
+    """Longest prompt + output in tokens; None takes the model's own limit."""
+    num_threads: int | None = None
+    """Threads of one product; None leaves torch's setting, deterministic mode takes 1."""
+    seed: int = 0
+    """Base of the seeds of requests that bring none."""
+    hash_logits: bool = False
+    """Whether completions carry a SHA-256 over the logits they were sampled from."""
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        for name in ("num_devices", "max_running", "max_step_tokens", "block_size", "num_blocks"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("max_model_len", "num_threads"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.deterministic and self.dtype != "float32":
+            raise ConfigError(
+                f"dtype ({self.dtype}) must be float32 in deterministic mode; "
+                "drop --deterministic or take --dtype float32."
+            )
+        if self.deterministic and self.num_threads not in (None, 1):
+            raise ConfigError(
+                f"num_threads ({self.num_threads}) must be 1 in deterministic mode, because a "
+                "product's order of summation changes with its threads."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How one request's next tokens are chosen and when it ends."""
+
+    max_tokens: int = 64
+    """Most new tokens; 0 only runs the prompt."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to at least this."""
+    seed: int | None = None
+    """Same seed, same prompt, same text; None derives one from the engine's seed."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text and are not part of it."""
+    logprobs: int | None = None
+    """Also return the n best log-probabilities at each position; None returns none."""
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("max_tokens", self.max_tokens, 0)
+        at_least("top_k", self.top_k, 0)
+        if not 0.0 <= _number("temperature", self.temperature) <= 100.0:
+            raise ConfigError(f"temperature ({self.temperature}) must lie between 0 and 100.")
+        if not 0.0 < _number("top_p", self.top_p) <= 1.0:
+            raise ConfigError(f"top_p ({self.top_p}) must be above 0 and at most 1.")
+        if self.seed is not None:
+            at_least("seed", self.seed, 0)
+        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
+            raise ConfigError(f"logprobs ({self.logprobs}) must lie between 0 and 20.")
+        if isinstance(self.stop, str) or not all(
+            isinstance(s, str) and s for s in self.stop
+        ):
+            raise ConfigError(f"stop ({self.stop!r}) must be a tuple of non-empty strings.")
+
+
+def from_mapping(cls: type[C], values: Mapping[str, Any]) -> C:
+    """Build a config dataclass from a mapping, refusing keys it does not have.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is named) or a missing one.
+    """
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(
+                f"unknown option {key!r} for {cls.__name__}{nearest(key, known)} "
+                f"known options: {', '.join(known)}."
+            )
+    try:
+        return cls(**values)
+    except TypeError as wrong:
+        raise ConfigError(f"{cls.__name__} cannot be made: {wrong}.") from None
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise `ConfigError` unless `value` is one of `allowed`."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise ConfigError(
+            f"{name} ({value}) must be one of {', '.join(allowed)}{nearest(value, allowed)}"
+        )
+
+
+def at_least(name: str, value: Any, low: int) -> None:
+    """Raise `ConfigError` unless `value` is an int (not a bool) of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} ({value!r}) must be a whole number of at least {low}.")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} ({value!r}) must be a number.")
+    return float(value)
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """Refuse what would change the numbers in silence if it were ignored."""
+    expected: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "use_sliding_window": (False,),
+        "decoder_sparse_step": (1,),
+        "mlp_only_layers": ([], None),
+        "quantization_config": (None,),
+    }
+    for key, allowed in expected.items():
+        if key in raw and raw[key] not in allowed:
+            raise ConfigError(
+                f"config.json sets {key} to {raw[key]!r}; this engine computes only {allowed[0]!r}."
+            )
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind != "default":
+        raise ConfigError(
+            f"config.json asks for rope scaling {kind!r}; this engine computes only 'default'."
+        )
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    parameters = raw.get("rope_parameters") or {}
+    return float(raw.get("rope_theta", parameters.get("rope_theta", 10000.0)))
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value

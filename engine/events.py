@@ -1,0 +1,214 @@
+"""What the engine says about itself: one record per thing that happened, and who listens.
+
+Events carry numbers, ids and numpy arrays in host memory, never device tensors and never a
+reference to engine state, so a listener may keep them. `-1` means "no expert". A listener that
+falls behind must drop, not wait: `emit` runs inside the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int16 = npt.NDArray[np.int16]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+
+STAGES = (
+    "schedule",
+    "embed",
+    "attention",
+    "gate",
+    "select",
+    "place",
+    "dispatch",
+    "experts",
+    "combine",
+    "head",
+    "sample",
+    "postprocess",
+)
+"""Where a step's time goes, in order. `gate` is the router's product, `select` the choice."""
+
+ROUTING_STAGES = ("select", "place", "dispatch")
+"""The stages that decide: their share of the step is the routing overhead."""
+
+CAUSES = ("accepted", "preemption", "recovery", "rejected_draft", "precision")
+"""Why a row ran: `accepted` rows count once per token, the others are work done again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartEvent:
+    """An engine is ready: what a reader needs to understand all later events."""
+
+    model: str
+    num_layers: int
+    moe_layers: tuple[int, ...]
+    """Which model layers the L axis of `StepEvent` stands for."""
+    num_experts: int
+    top_k: int
+    num_devices: int
+    rank_of_phy: tuple[int, ...]
+    table_version: int
+    deterministic: bool
+    dtype: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The whole level-1 and level-4 decision for one token in one layer, as the step made it."""
+
+    request_id: int
+    position: int
+    token_id: int
+    layer: int
+    logits: Float32
+    """(E,) the gate's product, before policy."""
+    scores: Float32
+    """(E,) what the selection compared, after policy."""
+    topk_ids: Int16
+    topk_weights: Float32
+    runner_up: int
+    """The best expert not chosen, or -1 when all were."""
+    margin: float
+    """Score of the last chosen expert minus score of the runner-up; inf without a runner-up."""
+    physical: Int16
+    devices: Int16
+    reasons: tuple[str, ...]
+    table_version: int
+    format: str
+    source: tuple[str, ...]
+    """`engine/…py:line` of each stage, in the order a token meets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One forward pass over T rows through L MoE layers, K experts a row."""
+
+    step: int
+    time_s: float
+    """Wall-clock time at the start of the step, seconds since the epoch."""
+    duration_ms: float
+    table_version: int
+    num_running: int
+    num_waiting: int
+    num_prefill_rows: int
+    request_ids: Int64
+    """(T,)"""
+    positions: Int32
+    """(T,) position of the row's token in its sequence."""
+    token_ids: Int32
+    """(T,)"""
+    homes: Int16
+    """(T,) the device whose attention owns the row."""
+    causes: UInt8
+    """(T,) index into `CAUSES`."""
+    topk_ids: Int16
+    """(T, L, K) logical experts, best first."""
+    phy_ids: Int16
+    """(T, L, K) physical experts."""
+    topk_weights: Float32
+    """(T, L, K)"""
+    margins: Float32
+    """(T, L)"""
+    stage_ms: dict[str, float]
+    """Milliseconds by stage, summed over layers; keys from `STAGES`."""
+    bad_rows: int
+    """Rows whose logits were not finite, summed over layers."""
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that went through the model in this step (T)."""
+        return len(self.token_ids)
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of the step spent deciding where tokens go, 0 to 1."""
+        deciding = sum(self.stage_ms.get(stage, 0.0) for stage in ROUTING_STAGES)
+        return deciding / self.duration_ms if self.duration_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """A request changed its state."""
+
+    request_id: int
+    kind: str
+    """`added`, `finished`, `aborted` or `preempted`."""
+    label: str
+    time_s: float
+    prompt_token_ids: tuple[int, ...] = ()
+    """Only with `added`."""
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """A running request produced text."""
+
+    request_id: int
+    label: str
+    delta: str
+    num_tokens: int
+    """Tokens generated so far."""
+    finished: bool
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEvent:
+    """An operator or a drill changed the running engine."""
+
+    action: str
+    detail: dict[str, Any]
+    table_version: int
+    time_s: float
+
+
+Event = StartEvent | StepEvent | RequestEvent | TextEvent | ControlEvent
+
+
+class Sink(Protocol):
+    """Somebody who listens. `enabled` is read once per step: False costs the engine nothing."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether events should be built at all."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event; must not block."""
+
+
+class NullSink:
+    """Listens to nothing; the engine then builds no events."""
+
+    enabled = False
+
+    def emit(self, event: Event) -> None:
+        """Drop the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tee:
+    """Hands each event to several sinks in turn."""
+
+    sinks: Sequence[Sink] = field(default_factory=tuple)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any of the sinks listens."""
+        return any(sink.enabled for sink in self.sinks)
+
+    def emit(self, event: Event) -> None:
+        """Pass the event to every sink that is enabled."""
+        for sink in self.sinks:
+            if sink.enabled:
+                sink.emit(event)

@@ -1,0 +1,78 @@
+"""Named places where a drill can break a running engine.
+
+Each engine owns one `Faults`; a component asks its point before the guarded line:
+
+    if faults.gate_logits is not None:
+        logits_TE = faults.gate_logits(logits_TE)
+
+With no fault set that is one attribute read and one comparison. Faults are set and cleared through
+`engine.runtime.control` only, which records both as events and enforces the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import FaultError, nearest
+
+Fault = Callable[[Any], Any]
+"""Takes the value at the point and returns the value to go on with; may sleep, wait or raise."""
+
+POINTS: dict[str, str] = {
+    "gate.logits": "the gate's logits (T, E) fp32, before any policy or selection",
+    "gate.lock": "called with None before each gate decision; hold a lock or sleep to make it wait",
+    "dispatch.send": "rows (R, D) on their way to the experts, ordered by physical expert",
+    "experts.compute": "the experts' output rows (R, D), before combine",
+    "weights.load": "each tensor read from the checkpoint, before it is copied",
+    "table.publish": "the routing table about to be published",
+    "sampler.noise": "the logits (B, V) fp32 about to be sampled from",
+}
+"""Every fault point and the value it is given."""
+
+
+class Faults:
+    """The faults set in one engine: one attribute per point, None when healthy."""
+
+    __slots__ = tuple(point.replace(".", "_") for point in POINTS)
+
+    gate_logits: Fault | None
+    gate_lock: Fault | None
+    dispatch_send: Fault | None
+    experts_compute: Fault | None
+    weights_load: Fault | None
+    table_publish: Fault | None
+    sampler_noise: Fault | None
+
+    def __init__(self) -> None:
+        for point in POINTS:
+            self.clear(point)
+
+    def set(self, point: str, fault: Fault) -> None:
+        """Set `fault` at `point`, replacing what was there.
+
+        Raises:
+            FaultError: `point` is not one of `POINTS`.
+        """
+        setattr(self, _attribute(point), fault)
+
+    def clear(self, point: str) -> None:
+        """Heal `point`; healing a healthy point is fine.
+
+        Raises:
+            FaultError: `point` is not one of `POINTS`.
+        """
+        setattr(self, _attribute(point), None)
+
+    def active(self) -> tuple[str, ...]:
+        """Return the points at which a fault is set, in the order of `POINTS`."""
+        return tuple(point for point in POINTS if getattr(self, _attribute(point)) is not None)
+
+
+def _attribute(point: str) -> str:
+    if point not in POINTS:
+        raise FaultError(
+            f"unknown fault point {point!r}{nearest(point, POINTS)} known points: "
+            f"{', '.join(POINTS)}."
+        )
+    return point.replace(".", "_")
