@@ -1,0 +1,63 @@
+# TokenRouter Workbench. `make` alone lists the targets; each sets up what it needs, once.
+#
+# Variables:
+#   PYTHON=/path/to/python3.12   the interpreter to build .venv with (3.11 or later)
+#   TORCH_INDEX=URL              take torch from this index instead of the default one; on Linux the
+#                                default is the CUDA build, some gigabytes, also without a GPU
+#   ARGS='…'                     passed on to the command behind the target
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EXTRAS := serve,ui,hf,dev
+PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
+PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
+
+.DEFAULT_GOAL := help
+.PHONY: help install start test check resolve clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## set up .venv (every other target does it when needed)
+
+start: $(STAMP)  ## run the engine and its live page, print the URL; Ctrl-C ends all of it
+	@exec $(BIN)/workbench start $(ARGS)
+
+test: check  ## lint, types, then the test suite with the coverage of engine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser and not slow' \
+	    --cov=engine --cov-report=term $(ARGS)
+
+check: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+resolve: | $(BIN)/python  ## prove that the public index alone satisfies every pin (metadata only)
+	PYTHON=$(or $(PYTHON),$(BIN)/python) bash .ci/resolve
+
+clean:  ## remove .venv and every cache
+	rm -rf $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+	    if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+	        2>/dev/null; then \
+	        echo "Making $(VENV) with $$($$python --version)."; \
+	        exec $$python -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "No Python 3.11 or later with venv among: $(strip $(PYTHONS));" \
+	    "install one (on Debian also python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+
+# Rebuilt only when a requirement or a pin changes, so that a second run starts at once.
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(VENV) holds $$($(BIN)/python --version), 3.11 or later is needed;" \
+	    "run make clean, then again" >&2; exit 1; }
+	@echo "Installing the packages into $(VENV): some minutes, this once."
+ifdef TORCH_INDEX
+	$(PIP) install --index-url $(TORCH_INDEX) "$$(grep '^torch==' constraints.txt)"
+endif
+	$(PIP) install -e '.[$(EXTRAS)]' -c constraints.txt
+	@touch $@
