@@ -94,7 +94,8 @@ class ModelConfig:
             heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
             moe = {
                 "moe_intermediate_size": int(raw["moe_intermediate_size"]),
-                "num_experts": int(raw["num_experts"]),
+                # transformers 5 writes the first name, everything before it the second.
+                "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
                 "top_k": int(raw["num_experts_per_tok"]),
                 "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
             }
