@@ -1,0 +1,140 @@
+"""The shape of a `.moetrace` file: its version, its arrays, and their laws.
+
+A trace has three tables, each a set of columns of equal length:
+
+    steps      one line per forward pass (S)
+    rows       one line per token row (N); step s owns rows row_start[s] .. row_start[s + 1]
+    decisions  one line per full decision record (M)
+
+L counts MoE layers, E logical experts, K experts per token, G the engine's stages. `-1` is "no
+expert". Text and everything else that is not a number stands in `events.json` beside the arrays.
+`docs` of the file layout: `workbench.trace.store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import TraceError
+from engine.events import CAUSES, STAGES, StartEvent
+
+FORMAT = "moetrace"
+VERSION = 1
+"""Raised whenever a reader of the version before would misread the file."""
+
+SUFFIX = ".moetrace"
+
+Array = npt.NDArray[Any]
+
+COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "steps/order": ("<i8", ("S",)),
+    "steps/step": ("<i8", ("S",)),
+    "steps/time_s": ("<f8", ("S",)),
+    "steps/duration_ms": ("<f8", ("S",)),
+    "steps/table_version": ("<i8", ("S",)),
+    "steps/num_running": ("<i4", ("S",)),
+    "steps/num_waiting": ("<i4", ("S",)),
+    "steps/num_prefill_rows": ("<i4", ("S",)),
+    "steps/bad_rows": ("<i8", ("S",)),
+    "steps/stage_ms": ("<f8", ("S", "G")),
+    "steps/row_start": ("<i8", ("S+1",)),
+    "rows/request_ids": ("<i8", ("N",)),
+    "rows/positions": ("<i4", ("N",)),
+    "rows/token_ids": ("<i4", ("N",)),
+    "rows/homes": ("<i2", ("N",)),
+    "rows/causes": ("|u1", ("N",)),
+    "rows/topk_ids": ("<i2", ("N", "L", "K")),
+    "rows/phy_ids": ("<i2", ("N", "L", "K")),
+    "rows/topk_weights": ("<f4", ("N", "L", "K")),
+    "rows/margins": ("<f4", ("N", "L")),
+    "decisions/step_index": ("<i8", ("M",)),
+    "decisions/request_id": ("<i8", ("M",)),
+    "decisions/position": ("<i4", ("M",)),
+    "decisions/token_id": ("<i4", ("M",)),
+    "decisions/layer": ("<i4", ("M",)),
+    "decisions/logits": ("<f4", ("M", "E")),
+    "decisions/scores": ("<f4", ("M", "E")),
+    "decisions/topk_ids": ("<i2", ("M", "K")),
+    "decisions/topk_weights": ("<f4", ("M", "K")),
+    "decisions/runner_up": ("<i2", ("M",)),
+    "decisions/margin": ("<f8", ("M",)),
+    "decisions/physical": ("<i2", ("M", "K")),
+    "decisions/devices": ("<i2", ("M", "K")),
+    "decisions/table_version": ("<i8", ("M",)),
+}
+"""Every array of a trace: dtype and the letters of its shape. `stage_ms` holds NaN for a stage
+that a step did not report."""
+
+EXPERT_COLUMNS = ("rows/topk_ids", "decisions/topk_ids", "decisions/runner_up")
+"""Columns of logical experts: -1 or 0 .. E - 1."""
+
+
+def sizes(start: StartEvent, *, steps: int, rows: int, decisions: int) -> dict[str, int]:
+    """Return the length behind each letter of `COLUMNS`."""
+    return {
+        "S": steps,
+        "S+1": steps + 1,
+        "N": rows,
+        "M": decisions,
+        "L": len(start.moe_layers),
+        "E": start.num_experts,
+        "K": start.top_k,
+        "G": len(STAGES),
+    }
+
+
+def check(start: StartEvent, columns: Mapping[str, Array]) -> None:
+    """Refuse columns that break a law of the format.
+
+    Raises:
+        TraceError: a column is missing, has another dtype or shape, or holds an id out of range.
+    """
+    missing = [name for name in COLUMNS if name not in columns]
+    if missing:
+        raise TraceError(f"the trace lacks the column {missing[0]!r}.")
+    lengths = sizes(
+        start,
+        steps=len(columns["steps/step"]),
+        rows=len(columns["rows/token_ids"]),
+        decisions=len(columns["decisions/layer"]),
+    )
+    for name, (dtype, letters) in COLUMNS.items():
+        shape = tuple(lengths[letter] for letter in letters)
+        column = columns[name]
+        if column.shape != shape or column.dtype != np.dtype(dtype):
+            raise TraceError(
+                f"column {name!r} has shape {column.shape} and dtype {column.dtype}; "
+                f"the trace's start record asks for {shape} and {np.dtype(dtype)}."
+            )
+    _check_laws(start, columns)
+
+
+def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
+    for name in EXPERT_COLUMNS:
+        _check_range(name, columns[name], -1, start.num_experts - 1)
+    for name in ("rows/phy_ids", "decisions/physical"):
+        _check_range(name, columns[name], -1, np.iinfo(np.int16).max)
+    _check_range("rows/causes", columns["rows/causes"], 0, len(CAUSES) - 1)
+    num_steps = len(columns["steps/step"])
+    step_index = columns["decisions/step_index"]
+    _check_range("decisions/step_index", step_index, 0, num_steps - 1)
+    row_start = columns["steps/row_start"]
+    if row_start[0] != 0 or row_start[-1] != len(columns["rows/token_ids"]):
+        raise TraceError("column 'steps/row_start' does not span the rows of the trace.")
+    for name, ascending in (("steps/row_start", row_start), ("decisions/step_index", step_index)):
+        if (np.diff(ascending) < 0).any():
+            raise TraceError(f"column {name!r} must not descend.")
+    if (np.diff(columns["steps/order"]) <= 0).any():
+        raise TraceError("column 'steps/order' must ascend.")
+
+
+def _check_range(name: str, column: Array, low: int, high: int) -> None:
+    if column.size == 0:
+        return
+    for value in (int(column.min()), int(column.max())):
+        if not low <= value <= high:
+            raise TraceError(f"column {name!r} holds {value}; allowed is {low} to {high}.")

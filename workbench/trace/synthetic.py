@@ -1,0 +1,129 @@
+"""Made-up events in the shape of real ones: for tests of everything that reads events.
+
+The numbers obey the laws of a real run (K distinct experts per row and layer, weights that sum to
+1, one row per token and position) and mean nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.events import (
+    STAGES,
+    Decision,
+    Event,
+    RequestEvent,
+    StartEvent,
+    StepEvent,
+    TextEvent,
+)
+
+
+def start_event(*, layers: int = 4, experts: int = 8, top_k: int = 2) -> StartEvent:
+    """Return the start of an engine with `layers` MoE layers on two devices."""
+    return StartEvent(
+        model="synthetic",
+        num_layers=layers,
+        moe_layers=tuple(range(layers)),
+        num_experts=experts,
+        top_k=top_k,
+        num_devices=2,
+        rank_of_phy=tuple(e * 2 // experts for e in range(experts)),
+        table_version=1,
+        deterministic=False,
+        dtype="float32",
+        time_s=1_700_000_000.0,
+    )
+
+
+def step_event(
+    start: StartEvent, step: int, rows: int, *, seed: int = 0, num_decisions: int = 0
+) -> StepEvent:
+    """Return one step of `rows` rows; the same arguments give the same event."""
+    rng = np.random.default_rng((seed, step))
+    layers, experts, top_k = len(start.moe_layers), start.num_experts, start.top_k
+    order_TLE = rng.random((rows, layers, experts)).argsort(-1)
+    topk_ids_TLK = order_TLE[..., :top_k].astype(np.int16)
+    weights_TLK = rng.random((rows, layers, top_k)).astype(np.float32)
+    weights_TLK /= np.maximum(weights_TLK.sum(-1, keepdims=True), 1e-6)
+    token_ids = rng.integers(0, 4096, rows).astype(np.int32)
+    return StepEvent(
+        step=step,
+        time_s=start.time_s + step * 0.002,
+        duration_ms=1.5 + float(rng.random()) * 0.1,
+        table_version=1,
+        num_running=rows,
+        num_waiting=0,
+        num_prefill_rows=0,
+        request_ids=np.arange(rows, dtype=np.int64),
+        positions=np.full(rows, step, np.int32),
+        token_ids=token_ids,
+        homes=(np.arange(rows) % start.num_devices).astype(np.int16),
+        causes=np.zeros(rows, np.uint8),
+        topk_ids=topk_ids_TLK,
+        phy_ids=topk_ids_TLK.copy(),
+        topk_weights=weights_TLK,
+        margins=rng.random((rows, layers)).astype(np.float32),
+        stage_ms={stage: float(rng.random()) * 0.1 for stage in STAGES},
+        bad_rows=0,
+        decisions=tuple(
+            decision(start, request_id=i, position=step, token_id=int(token_ids[i]), rng=rng)
+            for i in range(min(num_decisions, rows))
+        ),
+    )
+
+
+def decision(
+    start: StartEvent,
+    *,
+    request_id: int,
+    position: int,
+    token_id: int,
+    rng: np.random.Generator,
+) -> Decision:
+    """Return a full decision record for one token in the first MoE layer."""
+    logits_E = rng.normal(size=start.num_experts).astype(np.float32)
+    order_E = np.argsort(-logits_E, kind="stable")
+    chosen_K = order_E[: start.top_k].astype(np.int16)
+    weights_K = np.exp(logits_E[chosen_K])
+    has_runner_up = start.top_k < start.num_experts
+    runner_up = int(order_E[start.top_k]) if has_runner_up else -1
+    last = float(logits_E[chosen_K[-1]])
+    return Decision(
+        request_id=request_id,
+        position=position,
+        token_id=token_id,
+        layer=start.moe_layers[0],
+        logits=logits_E,
+        scores=logits_E.copy(),
+        topk_ids=chosen_K,
+        topk_weights=(weights_K / weights_K.sum()).astype(np.float32),
+        runner_up=runner_up,
+        margin=last - float(logits_E[runner_up]) if has_runner_up else float("inf"),
+        physical=chosen_K.copy(),
+        devices=np.asarray([start.rank_of_phy[e] for e in chosen_K], np.int16),
+        reasons=("only copy",) * start.top_k,
+        table_version=1,
+        format=start.dtype,
+        source=("engine/routing/gate.py:1", "engine/routing/device.py:1"),
+    )
+
+
+def run(
+    start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0
+) -> Iterator[Event]:
+    """Yield a whole run: start, requests, steps with text after each, ends."""
+    yield start
+    for request in range(rows):
+        now = start.time_s
+        yield RequestEvent(request, "added", "en", now, prompt_token_ids=(1, 2, 3))
+    for step in range(steps):
+        event = step_event(start, step, rows, seed=seed, num_decisions=step % 3)
+        yield event
+        after = event.time_s + event.duration_ms / 1000
+        for request in range(rows):
+            yield TextEvent(request, "en", f" w{step}", step + 1, step == steps - 1, after)
+    for request in range(rows):
+        yield RequestEvent(request, "finished", "en", after, finish_reason="length")

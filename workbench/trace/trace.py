@@ -1,0 +1,219 @@
+"""A trace in memory: numpy columns, decisions, and what happened around the steps.
+
+Built by the recorder (`Trace.from_events`) and by `workbench.trace.store.load`; read by views,
+`replay` and the command line. A trace is never changed after it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from engine.errors import TraceError
+from engine.events import (
+    STAGES,
+    ControlEvent,
+    Decision,
+    RequestEvent,
+    StartEvent,
+    StepEvent,
+    TextEvent,
+)
+from workbench.trace.schema import COLUMNS, Array, check, sizes
+
+Note = RequestEvent | TextEvent | ControlEvent
+N = TypeVar("N", RequestEvent, TextEvent, ControlEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a recorder let go of to stay within its memory."""
+
+    steps: int = 0
+    rows: int = 0
+    notes: int = 0
+    """Request, text and control events."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Everything one engine said between two moments."""
+
+    start: StartEvent
+    columns: dict[str, Array]
+    """By name, as `workbench.trace.schema.COLUMNS` lists them."""
+    decisions: tuple[Decision, ...]
+    """In the order of the `decisions/…` columns."""
+    notes: tuple[tuple[int, Note], ...]
+    """Request, text and control events, each with its place in the order of all events."""
+    dropped: Dropped = Dropped()
+
+    def __post_init__(self) -> None:
+        check(self.start, self.columns)
+        for column in self.columns.values():
+            column.setflags(write=False)
+        if len(self.decisions) != len(self.columns["decisions/layer"]):
+            raise TraceError(
+                f"the trace has {len(self.columns['decisions/layer'])} decision lines "
+                f"but {len(self.decisions)} decision texts."
+            )
+
+    @classmethod
+    def from_events(
+        cls,
+        start: StartEvent,
+        steps: Sequence[tuple[int, StepEvent]],
+        notes: Iterable[tuple[int, Note]] = (),
+        dropped: Dropped = Dropped(),
+    ) -> Self:
+        """Put events, each with its place in the order of all events, into columns.
+
+        Raises:
+            TraceError: an event does not fit `start` (a shape, an expert id >= E).
+        """
+        decisions = tuple(d for _, event in steps for d in event.decisions)
+        return cls(start, _columns(start, steps, decisions), decisions, tuple(notes), dropped)
+
+    @property
+    def num_steps(self) -> int:
+        """Forward passes in the trace (S)."""
+        return len(self.columns["steps/step"])
+
+    @property
+    def num_rows(self) -> int:
+        """Token rows in the trace (N)."""
+        return len(self.columns["rows/token_ids"])
+
+    @property
+    def requests(self) -> tuple[RequestEvent, ...]:
+        """Requests added, finished, aborted and preempted, in order."""
+        return self._of(RequestEvent)
+
+    @property
+    def texts(self) -> tuple[TextEvent, ...]:
+        """Pieces of generated text, in order."""
+        return self._of(TextEvent)
+
+    @property
+    def controls(self) -> tuple[ControlEvent, ...]:
+        """What operators and drills did, in order."""
+        return self._of(ControlEvent)
+
+    @property
+    def row_steps(self) -> Array:
+        """(N,) the index of the step each row belongs to."""
+        per_step = np.diff(self.columns["steps/row_start"])
+        return np.repeat(np.arange(self.num_steps), per_step)
+
+    def rows_of(self, request_id: int) -> Array:
+        """Return the indices of one request's rows, in the order they ran."""
+        return np.flatnonzero(self.columns["rows/request_ids"] == request_id)
+
+    def expert_counts(self) -> Array:
+        """Return (L, E) how many (row, slot) pairs chose each expert; -1 is not counted."""
+        topk_ids_NLK = self.columns["rows/topk_ids"].astype(np.int64)
+        layers, experts = len(self.start.moe_layers), self.start.num_experts
+        cell = topk_ids_NLK + np.arange(layers)[:, None] * experts
+        counts = np.bincount(cell[topk_ids_NLK >= 0], minlength=layers * experts)
+        return counts.reshape(layers, experts)
+
+    def step_event(self, index: int) -> StepEvent:
+        """Return step `index` as the event a live sink saw; arrays are views into the trace."""
+        first, last = self.columns["steps/row_start"][index : index + 2]
+        rows: dict[str, Any] = {
+            name: self.columns[f"rows/{name}"][first:last] for name in _names("rows")
+        }
+        numbers: dict[str, Any] = {
+            name: self.columns[f"steps/{name}"][index].item() for name in _STEP_NUMBERS
+        }
+        stage_ms = self.columns["steps/stage_ms"][index]
+        reported = {
+            stage: float(ms) for stage, ms in zip(STAGES, stage_ms, strict=True) if ms == ms
+        }
+        own = np.searchsorted(self.columns["decisions/step_index"], [index, index + 1])
+        return StepEvent(
+            **numbers, **rows, stage_ms=reported, decisions=self.decisions[own[0] : own[1]]
+        )
+
+    def _of(self, kind: type[N]) -> tuple[N, ...]:
+        return tuple(note for _, note in self.notes if isinstance(note, kind))
+
+
+_STEP_NUMBERS = (
+    "step",
+    "time_s",
+    "duration_ms",
+    "table_version",
+    "num_running",
+    "num_waiting",
+    "num_prefill_rows",
+    "bad_rows",
+)
+_DECISION_COLUMNS = tuple(
+    f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS
+)
+
+
+def _names(table: str) -> list[str]:
+    return [name.split("/")[1] for name in COLUMNS if name.startswith(f"{table}/")]
+
+
+def _columns(
+    start: StartEvent, steps: Sequence[tuple[int, StepEvent]], decisions: tuple[Decision, ...]
+) -> dict[str, Array]:
+    events = [event for _, event in steps]
+    stage_ms = [[event.stage_ms.get(stage, np.nan) for stage in STAGES] for event in events]
+    values: dict[str, Any] = {
+        "steps/order": [order for order, _ in steps],
+        "steps/stage_ms": np.asarray(stage_ms, np.float64).reshape(len(events), len(STAGES)),
+        "steps/row_start": np.cumsum([0, *(event.num_rows for event in events)]),
+        "decisions/step_index": np.repeat(
+            np.arange(len(events)), [len(event.decisions) for event in events]
+        ),
+    }
+    for name in _STEP_NUMBERS:
+        values[f"steps/{name}"] = [getattr(event, name) for event in events]
+    for name in _names("rows"):
+        values[f"rows/{name}"] = _joined(start, name, events)
+    for name in _DECISION_COLUMNS:
+        values[f"decisions/{name}"] = [getattr(decision, name) for decision in decisions]
+    lengths = sizes(
+        start, steps=len(events), rows=sum(e.num_rows for e in events), decisions=len(decisions)
+    )
+    return {
+        name: _fitted(name, values[name], dtype, tuple(lengths[letter] for letter in letters))
+        for name, (dtype, letters) in COLUMNS.items()
+    }
+
+
+def _joined(start: StartEvent, name: str, events: list[StepEvent]) -> Any:
+    """Return one rows column of all steps, refusing a step whose arrays do not fit."""
+    lengths = sizes(start, steps=0, rows=0, decisions=0)
+    inner = tuple(lengths[letter] for letter in COLUMNS[f"rows/{name}"][1][1:])
+    parts = [getattr(event, name) for event in events]
+    for event, part in zip(events, parts, strict=True):
+        if part.shape != (event.num_rows, *inner):
+            raise TraceError(
+                f"step {event.step}: {name} has shape {part.shape}; "
+                f"{(event.num_rows, *inner)} is right for this model."
+            )
+    return np.concatenate(parts) if parts else []
+
+
+def _fitted(name: str, values: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Return `values` as the column's dtype and shape; never wrap a number around."""
+    try:
+        column = np.asarray(values) if np.size(values) else np.zeros(shape, dtype)
+        if np.issubdtype(np.dtype(dtype), np.integer) and column.size:
+            limits = np.iinfo(np.dtype(dtype))
+            if column.min() < limits.min or column.max() > limits.max:
+                raise TraceError(
+                    f"column {name!r} holds {column.max()}; "
+                    f"allowed is {limits.min} to {limits.max}."
+                )
+        return np.ascontiguousarray(column.astype(dtype)).reshape(shape)
+    except ValueError:
+        raise TraceError(f"column {name!r} cannot take the shape {shape}.") from None
