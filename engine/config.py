@@ -92,7 +92,7 @@ class ModelConfig:
         _refuse_unsupported(raw)
         try:
             heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-            moe = {
+            moe = {} if family != "qwen3_moe" else {
                 "moe_intermediate_size": int(raw["moe_intermediate_size"]),
                 # transformers 5 writes the first name, everything before it the second.
                 "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
@@ -115,7 +115,7 @@ class ModelConfig:
                 bos_token_id=raw.get("bos_token_id"),
                 eos_token_id=_first(raw.get("eos_token_id")),
                 pad_token_id=raw.get("pad_token_id"),
-                **(moe if family == "qwen3_moe" else {}),  # type: ignore[arg-type]
+                **moe,  # type: ignore[arg-type]
             )
         except KeyError as missing:
             raise ConfigError(
@@ -177,8 +177,8 @@ class EngineConfig:
 class SamplingParams:
     """How one request's next tokens are chosen and when it ends."""
 
-    max_tokens: int = 64
-    """Most new tokens; 0 only runs the prompt."""
+    max_tokens: int | None = 64
+    """Most new tokens; 0 only runs the prompt, None goes on to the model's longest text."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
@@ -194,7 +194,8 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        at_least("max_tokens", self.max_tokens, 0)
+        if self.max_tokens is not None:
+            at_least("max_tokens", self.max_tokens, 0)
         at_least("top_k", self.top_k, 0)
         if not 0.0 <= _number("temperature", self.temperature) <= 100.0:
             raise ConfigError(f"temperature ({self.temperature}) must lie between 0 and 100.")

@@ -103,7 +103,7 @@ FAMILIES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = {
 
 
 def closest_layout(names: Collection[str], config: ModelConfig) -> tuple[str, dict[str, Place]]:
-    """Return the layout whose tensor names differ least from `names`, and the place of each of its.
+    """Return the layout that shares most names with `names`, and the place of each of its tensors.
 
     Source: the names that transformers' Qwen3 and Qwen3-MoE models save (one tensor per expert) and
     hold in memory (gate and up fused).
@@ -113,7 +113,7 @@ def closest_layout(names: Collection[str], config: ModelConfig) -> tuple[str, di
         layout: places(BODY + rules + (() if config.tie_word_embeddings else (HEAD,)), config)
         for layout, rules in FAMILIES[config.family].items()
     }
-    return min(layouts.items(), key=lambda item: len(given ^ item[1].keys()))
+    return max(layouts.items(), key=lambda item: len(given & item[1].keys()))
 
 
 def places(rules: tuple[Rule, ...], config: ModelConfig) -> dict[str, Place]:

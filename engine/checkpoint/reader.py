@@ -88,7 +88,11 @@ class CheckpointReader:
         return DTYPES[dtype]
 
     def get(self, name: str) -> torch.Tensor:
-        """Read the tensor `name` into memory, in the number format and shape of the file."""
+        """Return the tensor `name`, in the number format and shape of the file.
+
+        It may share the file's mapping: its bytes are read when they are used, so copy it before
+        the file changes.
+        """
         path = self.path_of(name)
         try:
             tensor: torch.Tensor = self._open_file(name).get_tensor(name)
@@ -158,10 +162,11 @@ class CheckpointReader:
         check_header_length(path)
         try:
             file: Any = safe_open(str(path), framework="pt", device="cpu")
-        except (SafetensorError, OSError, ValueError) as wrong:
+        except (SafetensorError, OSError, ValueError, RuntimeError) as wrong:
             reason = " ".join(str(wrong).split())
             raise CheckpointError(
-                f"{path}: this safetensors file is cut short or damaged ({reason}); copy it again."
+                f"{path}: the safetensors file cannot be opened, it may be damaged ({reason}); "
+                "copy it again."
             ) from None
         self._files[shard] = file
         return list(file.keys())
