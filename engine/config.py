@@ -92,13 +92,17 @@ class ModelConfig:
         _refuse_unsupported(raw)
         try:
             heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-            moe = {} if family != "qwen3_moe" else {
-                "moe_intermediate_size": int(raw["moe_intermediate_size"]),
-                # transformers 5 writes the first name, everything before it the second.
-                "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
-                "top_k": int(raw["num_experts_per_tok"]),
-                "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
-            }
+            moe = (
+                {}
+                if family != "qwen3_moe"
+                else {
+                    "moe_intermediate_size": int(raw["moe_intermediate_size"]),
+                    # transformers 5 writes the first name, everything before it the second.
+                    "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
+                    "top_k": int(raw["num_experts_per_tok"]),
+                    "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+                }
+            )
             return cls(
                 family=family,
                 vocab_size=int(raw["vocab_size"]),
@@ -205,9 +209,7 @@ class SamplingParams:
             at_least("seed", self.seed, 0)
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise ConfigError(f"logprobs ({self.logprobs}) must lie between 0 and 20.")
-        if isinstance(self.stop, str) or not all(
-            isinstance(s, str) and s for s in self.stop
-        ):
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
             raise ConfigError(f"stop ({self.stop!r}) must be a tuple of non-empty strings.")
 
 

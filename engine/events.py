@@ -100,6 +100,7 @@ class StepEvent:
     num_running: int
     num_waiting: int
     num_prefill_rows: int
+    """Rows whose token belongs to a prompt."""
     request_ids: Int64
     """(T,)"""
     positions: Int32

@@ -1,0 +1,1 @@
+"""Bringing rows to the experts that run them, and home again."""

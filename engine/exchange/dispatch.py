@@ -1,0 +1,86 @@
+"""Dispatch and combine: rows to their experts, and back.
+
+`LocalDispatcher` serves logical devices: one process, the same permutations as between real ones,
+nothing sent. A dispatcher hands out a handle with each dispatch and takes it back with combine; a
+handle of another table version is refused, because its rows lie where the old table said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from engine.errors import RoutingError
+from engine.faults import Faults
+from engine.kernels.registry import Ops
+from engine.routing.table import Int, RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchHandle:
+    """What combine needs to bring the rows of one dispatch home."""
+
+    table_version: int
+    row_of_N: Tensor
+    """(T·K,) row of each (token, slot) pair."""
+    counts: list[int]
+    """(P,) rows of each physical expert."""
+    experts: list[int]
+    """(P,) the logical expert each physical one holds."""
+
+
+class LocalDispatcher:
+    """Moves rows inside one process; nothing is sent and nothing overlaps."""
+
+    def __init__(self, ops: Ops, faults: Faults) -> None:
+        self.ops, self.faults = ops, faults
+
+    def dispatch(
+        self, x_TD: Tensor, phy_ids_TK: Tensor, table: RoutingTable, layer: int
+    ) -> tuple[Tensor, DispatchHandle]:
+        """Order (token, slot) pairs by physical expert.
+
+        Args:
+            x_TD: (T, D) hidden states; T may be 0.
+            phy_ids_TK: (T, K) int64 physical experts, -1 for none.
+            table: the table the ids came from.
+            layer: index among the MoE layers.
+
+        Returns:
+            rows (R, D) ordered by physical expert, and the handle for `combine`.
+        """
+        source_R, row_of_N, counts = self.ops.permute(phy_ids_TK, table.num_physical)
+        rows_RD = x_TD.index_select(0, source_R)
+        if self.faults.dispatch_send is not None:
+            rows_RD = self.faults.dispatch_send(rows_RD)
+        return rows_RD, DispatchHandle(table.version, row_of_N, counts, table.experts_of(layer))
+
+    def combine(
+        self, out_RD: Tensor, topk_weights_TK: Tensor, handle: DispatchHandle, table: RoutingTable
+    ) -> Tensor:
+        """Sum each token's weighted expert outputs in the order of its slots.
+
+        Raises:
+            RoutingError: `handle` was made under another table version.
+        """
+        if handle.table_version != table.version:
+            raise RoutingError(
+                f"rows were dispatched under table version {handle.table_version} but combine sees "
+                f"version {table.version}; publish tables between steps only."
+            )
+        y_TD: Tensor = self.ops.combine(out_RD, topk_weights_TK, handle.row_of_N)
+        return y_TD
+
+
+def traffic(homes_T: Int, phy_ids_TK: Int, table: RoutingTable) -> Int:
+    """Count rows by source and destination device: (G, G), the diagonal stays at home.
+
+    Tokens with homes ``[0, 1]`` and physical experts ``[[0, 3], [2, -1]]``, where experts 0 and 1
+    live on device 0 and 2 and 3 on device 1, give ``[[1, 1], [0, 1]]``.
+    """
+    devices = np.where(phy_ids_TK >= 0, table.rank_of_phy[phy_ids_TK], -1)
+    pairs = homes_T[:, None] * table.num_devices + devices
+    flat = np.bincount(pairs[devices >= 0], minlength=table.num_devices**2)
+    return flat.reshape(table.num_devices, table.num_devices)

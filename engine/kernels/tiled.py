@@ -1,0 +1,140 @@
+"""The deterministic twins: every operation on tiles of exactly 16 rows.
+
+On a CPU the bits of a row of a product change with the number of rows beside it, with the number of
+threads, between prefill and decode, and in the scalar tail of a vectorised function. Here each
+operation always sees the same shapes, zero-padded, so a row's bits depend on that row alone. Runs in
+fp32 with one thread, which the engine sets.
+
+The cost is printed by `workbench bench decode`; the paths in `dense`, `topk`, `grouped_gemm` and
+`attention` are the fast ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.attention import AttentionPlan, Segment
+from engine.kernels.topk import Selection, topk_softmax
+
+TILE_ROWS = 16
+TILE_KEYS = 64
+
+
+def linear(x_TD: Tensor, weight_OD: Tensor) -> Tensor:
+    """Return ``x @ weight.T`` as `dense.linear` does, tile by tile."""
+    return _by_tiles(lambda tile: F.linear(tile, weight_OD), x_TD)
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Normalise the last dimension as `dense.rms_norm` does, tile by tile."""
+    rows = x.reshape(-1, x.shape[-1])
+    return _by_tiles(lambda t: F.rms_norm(t, weight_D.shape, weight_D, eps), rows).view_as(x)
+
+
+def topk(
+    logits_TE: Tensor,
+    k: int,
+    *,
+    renormalise: bool,
+    preferred_E: Tensor | None = None,
+    banned_E: Tensor | None = None,
+) -> Selection:
+    """Choose experts as `topk_softmax` does, tile by tile."""
+    num_tokens = logits_TE.shape[0]
+    parts = [
+        topk_softmax(tile, k, renormalise=renormalise, preferred_E=preferred_E, banned_E=banned_E)
+        for tile in _tiles(logits_TE)
+    ]
+    if not parts:
+        return topk_softmax(logits_TE, k, renormalise=renormalise)
+    stacked = (torch.cat(column)[:num_tokens] for column in list(zip(*parts, strict=True))[:-1])
+    return Selection(*stacked, bad_rows=sum(part.bad_rows for part in parts))
+
+
+def mlp(x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Run a dense SwiGLU as `grouped_gemm.mlp` does, tile by tile."""
+
+    def swiglu(tile: Tensor) -> Tensor:
+        gate, up = F.linear(tile, gate_up).chunk(2, dim=-1)
+        return F.linear(F.silu(gate.contiguous()) * up, down)
+
+    return _by_tiles(swiglu, x_TD)
+
+
+def grouped_mlp(
+    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """Run each group through its expert as `grouped_gemm.grouped_mlp` does, tile by tile."""
+    out_RD = torch.empty_like(rows_RD)
+    start = 0
+    for count, expert in zip(counts, experts, strict=True):
+        rows = slice(start, start + count)
+        out_RD[rows] = mlp(rows_RD[rows], gate_up[expert], down[expert])
+        start += count
+    return out_RD
+
+
+def paged_attention(q_THd: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+    """Attend as `attention.paged_attention` does, in 16 x 64 tiles with online softmax.
+
+    Source: the running maximum and sum are those of FlashAttention (arXiv 2205.14135, algorithm 1).
+    """
+    out_THd = torch.empty_like(q_THd)
+    for segment in plan.prefills + plan.decodes:
+        k = _key_tiles(keys, segment, q_THd.shape[1]).transpose(2, 3).contiguous()
+        v = _key_tiles(values, segment, q_THd.shape[1]).contiguous()
+        for offset in range(0, segment.num_rows, TILE_ROWS):
+            count = min(TILE_ROWS, segment.num_rows - offset)
+            first = segment.first_row + offset
+            out_THd[first : first + count] = _attend_tile(
+                q_THd[first : first + count], k, v, segment.start + offset
+            )
+    return out_THd
+
+
+def _attend_tile(q_rHd: Tensor, k_NHdS: Tensor, v_NHSd: Tensor, start: int) -> Tensor:
+    """Attend up to 16 rows of one sequence, the first at position `start`, to its key tiles."""
+    count, num_heads, head_dim = q_rHd.shape
+    q = q_rHd.new_zeros(num_heads, TILE_ROWS, head_dim)
+    q[:, :count] = q_rHd.transpose(0, 1)
+    positions = torch.arange(start, start + TILE_ROWS).unsqueeze(1)
+    best = q.new_full((num_heads, TILE_ROWS, 1), float("-inf"))
+    total = q.new_zeros(num_heads, TILE_ROWS, 1)
+    acc = torch.zeros_like(q)
+    num_tiles = (start + count - 1) // TILE_KEYS + 1
+    for index in range(num_tiles):
+        scores = torch.bmm(q, k_NHdS[index]) * head_dim**-0.5
+        seen = torch.arange(index * TILE_KEYS, (index + 1) * TILE_KEYS) <= positions
+        scores = scores.masked_fill(~seen, float("-inf"))
+        new_best = torch.maximum(best, scores.amax(-1, keepdim=True))
+        shrink, weights = torch.exp(best - new_best), torch.exp(scores - new_best)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        acc = acc * shrink + torch.bmm(weights, v_NHSd[index])
+        best = new_best
+    return (acc / total)[:, :count].transpose(0, 1)
+
+
+def _key_tiles(cache: Tensor, segment: Segment, num_heads: int) -> Tensor:
+    """Lay one sequence's cache out as (tiles, H, 64, hd), zero past its last block."""
+    sequence = cache[list(segment.blocks)].flatten(0, 1)
+    padded = F.pad(sequence, (0, 0, 0, 0, 0, -sequence.shape[0] % TILE_KEYS))
+    heads = padded.repeat_interleave(num_heads // cache.shape[2], dim=1)
+    return heads.view(-1, TILE_KEYS, num_heads, cache.shape[3]).transpose(1, 2)
+
+
+def _by_tiles(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a row-wise function to zero-padded tiles of 16 rows and drop the padding."""
+    parts = [fn(tile) for tile in _tiles(x)]
+    return torch.cat(parts)[: x.shape[0]] if parts else fn(x)
+
+
+def _tiles(x: Tensor) -> Sequence[Tensor]:
+    """Split (T, …) into contiguous tiles of exactly 16 rows; no tile for T = 0."""
+    if x.shape[0] == 0:
+        return ()
+    padding = x.new_zeros(-x.shape[0] % TILE_ROWS, *x.shape[1:])
+    return torch.cat((x, padding)).split(TILE_ROWS)

@@ -1,0 +1,73 @@
+"""The paged KV cache: keys and values of all sequences in blocks of one size.
+
+Block 0 is never handed out; it stays zero and pads block tables. A block is zeroed when it is handed
+out, so that nothing of its last owner, a NaN included, can reach the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+
+class BlockPool:
+    """Hands out and takes back the numbers of blocks 1 to num_blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = deque(range(1, num_blocks + 1))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody owns."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Hand out `count` blocks; the caller has checked `num_free`."""
+        assert count <= len(self._free), f"asked for {count} blocks, {len(self._free)} are free"
+        return [self._free.popleft() for _ in range(count)]
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Take blocks back."""
+        self._free.extend(blocks)
+
+
+class KVCache:
+    """Keys and values of every layer: (blocks, block_size, Hkv, hd) each."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self._keys, self._values = (torch.zeros(shape, dtype=dtype) for _ in range(2))
+        self.keys = list(self._keys)
+        self.values = list(self._values)
+        self._flat = [
+            (keys.flatten(0, 1), values.flatten(0, 1))
+            for keys, values in zip(self.keys, self.values, strict=True)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of keys and values together."""
+        return 2 * self._keys.numel() * self._keys.element_size()
+
+    def write(self, layer: int, slots_T: Tensor, k_THd: Tensor, v_THd: Tensor) -> None:
+        """Store T rows at `slots_T` = block * block_size + offset."""
+        keys, values = self._flat[layer]
+        keys.index_copy_(0, slots_T, k_THd)
+        values.index_copy_(0, slots_T, v_THd)
+
+    def clear(self, blocks: list[int]) -> None:
+        """Zero blocks that are about to be handed to a new owner."""
+        self._keys[:, blocks] = 0
+        self._values[:, blocks] = 0

@@ -1,0 +1,68 @@
+"""What one forward pass carries through the layers: the batch, the table, the clock, the record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from engine.events import STAGES
+from engine.kernels.attention import AttentionPlan
+from engine.routing.gate import GateOutput
+from engine.routing.policy import LayerPolicy
+from engine.routing.table import RoutingTable
+
+
+class StageClock:
+    """Adds up the time between marks by stage; two clock reads a mark, no synchronisation."""
+
+    __slots__ = ("_last", "_spent")
+
+    def __init__(self) -> None:
+        self._spent = dict.fromkeys(STAGES, 0)
+        self._last = time.perf_counter_ns()
+
+    def mark(self, stage: str) -> None:
+        """Count the time since the last mark as spent in `stage`."""
+        now = time.perf_counter_ns()
+        self._spent[stage] += now - self._last
+        self._last = now
+
+    def spent_ms(self) -> dict[str, float]:
+        """Return milliseconds by stage so far."""
+        return {stage: spent / 1e6 for stage, spent in self._spent.items()}
+
+
+@dataclass(slots=True)
+class LayerRecord:
+    """What one MoE layer decided, as it decided it."""
+
+    gate: GateOutput
+    phy_ids_TK: Tensor
+
+
+@dataclass(slots=True)
+class StepContext:
+    """One step's batch of T rows and what the layers share while it runs."""
+
+    token_ids_T: Tensor
+    """(T,) int64"""
+    positions_T: Tensor
+    """(T,) int64"""
+    slots_T: Tensor
+    """(T,) int64: where each row's key and value go in the flattened cache."""
+    homes_T: Tensor
+    """(T,) int64: the device whose attention owns the row."""
+    plan: AttentionPlan
+    table: RoutingTable
+    """Read once, here: every layer of the step sees the same version."""
+    policies: tuple[LayerPolicy | None, ...]
+    """One per MoE layer."""
+    clock: StageClock
+    records: list[LayerRecord] | None
+    """One per MoE layer, in order; None when nobody listens."""
+    rotary: tuple[Tensor, Tensor] = field(init=False)
+    """cos and sin (T, 1, hd/2), set by the transformer."""
+    bad_rows: int = 0
+    """Rows whose gate logits were not finite, summed over layers."""

@@ -1,0 +1,87 @@
+"""Text to token ids and back.
+
+Encoding is the `tokenizers` library's. Decoding goes through the bytes of each token, so that it can
+be done token by token (`engine.model.detokenizer`) at the cost of a table look-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from engine.errors import CheckpointError
+
+
+class Tokenizer:
+    """The byte-level tokenizer of one model folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read `tokenizer.json`.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or not a byte-level tokenizer's.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; a model folder needs its tokenizer.")
+        try:
+            self._hf = HfTokenizer.from_file(str(path))
+        except Exception as broken:  # the library raises bare Exception
+            raise CheckpointError(f"{path} cannot be read: {broken}.") from None
+        if "ByteLevel" not in json.dumps(json.loads(self._hf.to_str())["decoder"]):
+            raise CheckpointError(
+                f"{path} is not a byte-level tokenizer; this engine decodes only those."
+            )
+        self._bytes = _byte_table(self._hf)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, special ones included."""
+        return len(self._bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, with the special tokens the model expects (bos first)."""
+        ids: list[int] = self._hf.encode(text).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens; broken bytes show as U+FFFD."""
+        return b"".join(self._bytes[token_id] for token_id in ids).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token; none for a special one or an id the vocabulary lacks."""
+        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
+    def token(self, token_id: int) -> str:
+        """Return one token as text for people: special ones by name, broken bytes as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace") or str(
+            self._hf.id_to_token(token_id) or ""
+        )
+
+
+def _byte_table(hf: HfTokenizer) -> list[bytes]:
+    """Return the bytes of every token; added tokens stand for their text, special ones for none."""
+    byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
+    added = hf.get_added_tokens_decoder()
+    table = [b""] * hf.get_vocab_size(with_added_tokens=True)
+    for token, token_id in hf.get_vocab(with_added_tokens=True).items():
+        if token_id in added:
+            table[token_id] = b"" if added[token_id].special else token.encode()
+        else:
+            table[token_id] = bytes(byte_of[char] for char in token)
+    return table
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the printable character that stands for each byte in a byte-level vocabulary.
+
+    Printable Latin-1 bytes stand for themselves; the others, in order, for U+0100 and up.
+
+    Source: GPT-2 (Radford et al., 2019), section 2.2.
+    """
+    itself = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in itself else next(others)) for byte in range(256)]

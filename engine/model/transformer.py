@@ -1,0 +1,92 @@
+"""The decoder-only transformer, dense or Mixture-of-Experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.config import ModelConfig
+from engine.faults import Faults
+from engine.kernels.registry import Ops
+from engine.model.attention import Attention
+from engine.model.kv_cache import KVCache
+from engine.model.layers import MLP, Linear, RMSNorm, Rotary, blank
+from engine.model.moe import MoE
+from engine.model.step import StepContext
+
+
+class Transformer(nn.Module):
+    """Embedding, L layers, norm, head."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, faults: Faults, num_positions: int) -> None:
+        """Build the model with blank parameters; `num_positions` bounds the rotary tables."""
+        super().__init__()
+        self.config, self.ops = config, ops
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, num_positions)
+        self.layers = nn.ModuleList(
+            Layer(config, index, ops, faults) for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, ops)
+
+    def forward(self, cache: KVCache, step: StepContext) -> Tensor:
+        """Run T rows through all layers; returns (T, D) before the final norm."""
+        x_TD = self.embed(step.token_ids_T)
+        step.rotary = self.rotary(step.positions_T)
+        step.clock.mark("embed")
+        for layer in self.layers:
+            x_TD = layer(x_TD, cache, step)
+        return x_TD
+
+    def head(self, x_BD: Tensor) -> Tensor:
+        """Return the (B, V) fp32 logits of B rows."""
+        weight = self.embed.weight if self.config.tie_word_embeddings else self.lm_head.weight
+        logits_BV: Tensor = self.ops.linear(self.norm(x_BD), weight)
+        return logits_BV.float()
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Turn weights and tables into `dtype`, all but the gates, which stay in fp32."""
+        gates = {id(layer.moe.gate) for layer in self.layers if self.config.is_moe}
+        for module in self.modules():
+            if id(module) not in gates:
+                module._apply(lambda t: t.to(dtype), recurse=False)
+
+
+class Layer(nn.Module):
+    """Attention, then experts or a dense feed-forward, each behind a norm and added back."""
+
+    def __init__(self, config: ModelConfig, index: int, ops: Ops, faults: Faults) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.attention = Attention(config, index, ops)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        if config.is_moe:
+            self.moe = MoE(config, index, ops, faults)
+        else:
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, ops)
+        self.is_moe = config.is_moe
+
+    def forward(self, x_TD: Tensor, cache: KVCache, step: StepContext) -> Tensor:
+        """Return (T, D)."""
+        x_TD = x_TD + self.attention(self.attn_norm(x_TD), cache, step)
+        normed_TD = self.ffn_norm(x_TD)
+        step.clock.mark("attention")
+        if self.is_moe:
+            return x_TD + self.moe(normed_TD, step)
+        y_TD = x_TD + self.mlp(normed_TD)
+        step.clock.mark("experts")
+        return y_TD
+
+
+class Embedding(nn.Module):
+    """The token embedding, (V, D)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = blank(vocab_size, hidden_size)
+
+    def forward(self, token_ids_T: Tensor) -> Tensor:
+        """Return the (T, D) vectors of T tokens."""
+        return self.weight.index_select(0, token_ids_T)

@@ -1,0 +1,1 @@
+"""Deciding where each token goes: which experts, which replica, hence which device."""

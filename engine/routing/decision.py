@@ -1,0 +1,74 @@
+"""The whole record of one token's decision in one layer, copied out of the step that made it.
+
+Nothing here computes: every number is one the step compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.events import Decision
+from engine.routing.device import Placer
+from engine.routing.gate import GateOutput
+from engine.routing.table import Int, RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """Which token a row of a step belongs to."""
+
+    row: int
+    request_id: int
+    position: int
+    token_id: int
+    home: int
+
+
+def decision_of(
+    key: RowKey,
+    layer: int,
+    gate: GateOutput,
+    phy_ids_TK: Int,
+    table: RoutingTable,
+    *,
+    number_format: str,
+    source: tuple[str, ...],
+) -> Decision:
+    """Copy one row of one MoE layer.
+
+    Args:
+        key: the row and its token.
+        layer: index among the MoE layers.
+        gate: what the layer's gate put out for all T rows.
+        phy_ids_TK: (T, K) physical experts.
+        table: the table of the step.
+        number_format: in which the experts ran the row.
+        source: where in the code each stage stands.
+    """
+    chosen, row = gate.selection, key.row
+    k = chosen.topk_ids_TK.shape[1]
+    has_runner_up = chosen.ranked_ids_TE.shape[1] > k
+    ranked = chosen.ranked_scores_TE[row]
+    topk_ids = chosen.topk_ids_TK[row].cpu().numpy()
+    physical = phy_ids_TK[row]
+    return Decision(
+        request_id=key.request_id,
+        position=key.position,
+        token_id=key.token_id,
+        layer=layer,
+        logits=gate.logits_TE[row].cpu().numpy().copy(),
+        scores=chosen.scores_TE[row].cpu().numpy().copy(),
+        topk_ids=topk_ids.astype("int16"),
+        topk_weights=chosen.topk_weights_TK[row].cpu().numpy().copy(),
+        runner_up=int(chosen.ranked_ids_TE[row, k]) if has_runner_up else -1,
+        margin=float(ranked[k - 1] - ranked[k]) if has_runner_up else float("inf"),
+        physical=physical.astype("int16"),
+        devices=table.rank_of_phy[physical].astype("int16"),
+        reasons=tuple(
+            Placer.reason(int(expert), int(phy), key.home, table, layer)
+            for expert, phy in zip(topk_ids, physical, strict=True)
+        ),
+        table_version=table.version,
+        format=number_format,
+        source=source,
+    )

@@ -1,0 +1,62 @@
+"""Level 1: which experts a token uses.
+
+The gate's product is computed anyway, so this level is decided in real time. The gate stays in fp32
+whatever the model's number format.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.faults import Faults
+from engine.kernels.registry import Ops
+from engine.kernels.topk import Selection
+from engine.routing.policy import LayerPolicy
+
+
+class GateOutput(NamedTuple):
+    """One layer's choice for T tokens."""
+
+    logits_TE: Tensor
+    """(T, E) fp32 the product, before policy."""
+    selection: Selection
+
+
+class Gate(nn.Module):
+    """Router of one layer: logits by one product, experts by softmax and top-k."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        renormalise: bool,
+        ops: Ops,
+        faults: Faults,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((num_experts, hidden_size), torch.nan))
+        self.top_k, self.renormalise = top_k, renormalise
+        self.ops, self.faults = ops, faults
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """Return the (T, E) fp32 logits of hidden states in any format."""
+        logits_TE: Tensor = self.ops.linear(x_TD.float(), self.weight)
+        if self.faults.gate_logits is not None:
+            logits_TE = self.faults.gate_logits(logits_TE)
+        return logits_TE
+
+    def select(self, logits_TE: Tensor, policy: LayerPolicy | None) -> Selection:
+        """Choose experts from logits, under an operator's policy if one is set."""
+        if self.faults.gate_lock is not None:
+            self.faults.gate_lock(None)
+        if policy is None:
+            selection: Selection = self.ops.topk(
+                logits_TE, self.top_k, renormalise=self.renormalise
+            )
+            return selection
+        return policy.select(self.ops.topk, logits_TE, self.top_k, self.renormalise)

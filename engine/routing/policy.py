@@ -1,0 +1,126 @@
+"""What an operator may tell the gate: ban, force or favour experts.
+
+A policy is immutable, like the table; `engine.runtime.control` swaps it between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import RoutingError
+from engine.kernels.topk import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPolicy:
+    """The policy of one layer over E experts."""
+
+    banned_E: Tensor
+    """(E,) bool: never chosen."""
+    forced_E: Tensor
+    """(E,) bool: always chosen; their weights stay their own scores."""
+    bias_E: Tensor
+    """(E,) fp32: added to the logits, so it changes who is chosen and how much they weigh."""
+
+    def select(
+        self, topk: Callable[..., Any], logits_TE: Tensor, k: int, renormalise: bool
+    ) -> Selection:
+        """Run the selection `topk` under this policy."""
+        selection: Selection = topk(
+            logits_TE + self.bias_E,
+            k,
+            renormalise=renormalise,
+            preferred_E=self.forced_E,
+            banned_E=self.banned_E,
+        )
+        return selection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingPolicy:
+    """Bans, forced experts and biases over all MoE layers; a layer of None means every layer."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+    banned: frozenset[tuple[int, int]] = frozenset()
+    forced: frozenset[tuple[int, int]] = frozenset()
+    bias: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is set, so that the gate can skip the policy."""
+        return not (self.banned or self.forced or self.bias)
+
+    def ban(self, layer: int | None, expert: int) -> RoutingPolicy:
+        """Return a policy in which `expert` is never chosen in `layer`."""
+        return replace(self, banned=self.banned | set(self._cells(layer, expert))).checked()
+
+    def force(self, layer: int | None, expert: int) -> RoutingPolicy:
+        """Return a policy in which `expert` is always chosen in `layer`."""
+        return replace(self, forced=self.forced | set(self._cells(layer, expert))).checked()
+
+    def favour(self, layer: int | None, expert: int, value: float) -> RoutingPolicy:
+        """Return a policy that adds `value` to the logit of `expert` in `layer`."""
+        if not -1e4 <= value <= 1e4:
+            raise RoutingError(f"bias ({value}) must be a number between -10000 and 10000.")
+        return replace(self, bias=self.bias | dict.fromkeys(self._cells(layer, expert), value))
+
+    def layers(self) -> tuple[LayerPolicy | None, ...]:
+        """Return one policy per MoE layer, None where nothing is set."""
+        return tuple(self._layer(layer) for layer in range(self.num_layers))
+
+    def checked(self) -> RoutingPolicy:
+        """Return the policy itself if every layer can still choose `top_k` experts.
+
+        Raises:
+            RoutingError: too many experts are banned or forced, or one is both.
+        """
+        for layer in range(self.num_layers):
+            banned = [e for row, e in self.banned if row == layer]
+            forced = [e for row, e in self.forced if row == layer]
+            if self.num_experts - len(banned) < self.top_k:
+                raise RoutingError(
+                    f"layer {layer} has {len(banned)} of {self.num_experts} experts banned; top-"
+                    f"{self.top_k} routing needs {self.top_k} left. Ban fewer."
+                )
+            if len(forced) > self.top_k:
+                raise RoutingError(
+                    f"layer {layer} has {len(forced)} experts forced; at most top_k ({self.top_k}) "
+                    "can be. Force fewer."
+                )
+            if both := set(banned) & set(forced):
+                raise RoutingError(
+                    f"expert {min(both)} of layer {layer} is both banned and forced."
+                )
+        return self
+
+    def _cells(self, layer: int | None, expert: int) -> list[tuple[int, int]]:
+        if not 0 <= expert < self.num_experts:
+            raise RoutingError(f"expert ({expert}) must lie between 0 and {self.num_experts - 1}.")
+        if layer is not None and not 0 <= layer < self.num_layers:
+            raise RoutingError(f"layer ({layer}) must lie between 0 and {self.num_layers - 1}.")
+        layers = range(self.num_layers) if layer is None else (layer,)
+        return [(row, expert) for row in layers]
+
+    def _layer(self, layer: int) -> LayerPolicy | None:
+        banned = [e for row, e in self.banned if row == layer]
+        forced = [e for row, e in self.forced if row == layer]
+        bias = {e: value for (row, e), value in self.bias.items() if row == layer}
+        if not (banned or forced or bias):
+            return None
+        bias_E = torch.zeros(self.num_experts)
+        for expert, value in bias.items():
+            bias_E[expert] = value
+        return LayerPolicy(_mask(banned, self.num_experts), _mask(forced, self.num_experts), bias_E)
+
+
+def _mask(experts: list[int], num_experts: int) -> Tensor:
+    mask_E = torch.zeros(num_experts, dtype=torch.bool)
+    mask_E[experts] = True
+    return mask_E

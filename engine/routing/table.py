@@ -1,0 +1,136 @@
+"""The routing table: which physical experts exist, what they hold and where they live.
+
+A table never changes. A new one is published by one reference swap between steps, so readers take no
+lock and never see half of an update; whoever holds a handle of another version is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.errors import RoutingError
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTable:
+    """Logical and physical experts of L MoE layers on G devices.
+
+    Laws: ``phy2log[l, p]`` is the logical expert that physical expert p holds; for r below
+    ``num_replicas[l, e]``, ``phy2log[l, log2phy[l, e, r]] == e``; past the end log2phy is -1.
+
+    With 4 experts on 2 devices: ``phy2log = [[0, 1, 2, 3]]``, ``log2phy = [[[0], [1], [2], [3]]]``,
+    ``num_replicas = [[1, 1, 1, 1]]``, ``rank_of_phy = [0, 0, 1, 1]``.
+    """
+
+    version: int
+    phy2log: Int
+    """(L, P)"""
+    log2phy: Int
+    """(L, E, Rmax)"""
+    num_replicas: Int
+    """(L, E)"""
+    rank_of_phy: Int
+    """(P,)"""
+    num_devices: int
+    is_identity: bool = field(init=False)
+    """Whether physical and logical ids are the same, so that placing has nothing to look up."""
+    choice_LGE: Tensor = field(init=False, repr=False)
+    """(L, G, E) int64: the physical expert a token on device g uses for logical expert e."""
+
+    _experts_LP: list[list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("phy2log", "log2phy", "num_replicas", "rank_of_phy"):
+            array = np.array(getattr(self, name), dtype=np.int64)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        self._check()
+        identity = np.arange(self.num_experts)
+        same = self.num_physical == self.num_experts and bool((self.phy2log == identity).all())
+        object.__setattr__(self, "is_identity", same)
+        object.__setattr__(self, "_experts_LP", self.phy2log.tolist())
+        object.__setattr__(self, "choice_LGE", torch.from_numpy(self._choose_replicas()))
+
+    @property
+    def num_layers(self) -> int:
+        """L, MoE layers."""
+        return int(self.phy2log.shape[0])
+
+    @property
+    def num_physical(self) -> int:
+        """P, physical experts of one layer."""
+        return int(self.phy2log.shape[1])
+
+    @property
+    def num_experts(self) -> int:
+        """E, logical experts of one layer."""
+        return int(self.log2phy.shape[1])
+
+    def experts_of(self, layer: int) -> list[int]:
+        """Return for each physical expert of `layer` the logical expert it holds."""
+        return self._experts_LP[layer]
+
+    def sha256(self) -> str:
+        """Hash version and contents, for proofs that a table was restored."""
+        digest = hashlib.sha256(str(self.version).encode())
+        for array in (self.phy2log, self.log2phy, self.num_replicas, self.rank_of_phy):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def _check(self) -> None:
+        num_layers, num_experts, max_replicas = self.log2phy.shape
+        if self.phy2log.shape[0] != num_layers or self.num_replicas.shape != self.log2phy.shape[:2]:
+            raise RoutingError(
+                f"table version {self.version}: phy2log {self.phy2log.shape}, log2phy "
+                f"{self.log2phy.shape} and num_replicas {self.num_replicas.shape} must agree in "
+                "layers and experts."
+            )
+        if self.rank_of_phy.shape != (self.num_physical,):
+            raise RoutingError(
+                f"table version {self.version}: rank_of_phy {self.rank_of_phy.shape} must have one "
+                f"entry for each of the {self.num_physical} physical experts."
+            )
+        if self.rank_of_phy.min() < 0 or self.rank_of_phy.max() >= self.num_devices:
+            raise RoutingError(
+                f"table version {self.version}: a physical expert lies on device "
+                f"{self.rank_of_phy.max()}, but there are devices 0 to {self.num_devices - 1}."
+            )
+        if self.num_replicas.min() < 1 or self.num_replicas.max() > max_replicas:
+            raise RoutingError(
+                f"table version {self.version}: every expert needs 1 to {max_replicas} replicas, "
+                f"found {self.num_replicas.min()} to {self.num_replicas.max()}."
+            )
+        used = np.arange(max_replicas) < self.num_replicas[..., None]
+        phys = np.where(used, self.log2phy, 0)
+        if phys.min() < 0 or phys.max() >= self.num_physical or (self.log2phy[~used] != -1).any():
+            raise RoutingError(
+                f"table version {self.version}: log2phy must hold physical experts 0 to "
+                f"{self.num_physical - 1}, and -1 past each expert's replicas."
+            )
+        held = np.take_along_axis(self.phy2log, phys.reshape(num_layers, -1), axis=1)
+        wanted = np.arange(num_experts)[None, :, None]
+        if (held.reshape(phys.shape) != wanted)[used].any():
+            raise RoutingError(
+                f"table version {self.version}: log2phy points at a physical expert that holds "
+                "another logical expert."
+            )
+
+    def _choose_replicas(self) -> Int:
+        """Prefer a replica on the token's own device, else spread by device number."""
+        choice = np.empty((self.num_layers, self.num_devices, self.num_experts), dtype=np.int64)
+        for device in range(self.num_devices):
+            turn = device % self.num_replicas
+            choice[:, device] = np.take_along_axis(self.log2phy, turn[..., None], axis=2)[..., 0]
+            for replica in range(self.log2phy.shape[2]):
+                phys = self.log2phy[..., replica]
+                local = (phys >= 0) & (self.rank_of_phy[phys] == device)
+                choice[:, device] = np.where(local, phys, choice[:, device])
+        return choice

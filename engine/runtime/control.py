@@ -1,0 +1,160 @@
+"""The one door for operators, the dashboard and drills.
+
+Policies and tables are immutable and swapped by one reference, which each step reads once, so these
+calls may come from any thread and never meet half of a change. Everything done here is an event.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import FaultError, RoutingError
+from engine.events import ControlEvent
+from engine.faults import Fault
+from engine.routing.policy import RoutingPolicy
+from engine.routing.table import RoutingTable
+
+if TYPE_CHECKING:
+    from engine.runtime.engine import Engine
+
+
+class Control:
+    """Changes a running engine between its steps."""
+
+    def __init__(self, engine: Engine, table: RoutingTable, policy: RoutingPolicy) -> None:
+        self._engine = engine
+        self._table, self._policy = table, policy
+        self._layers = policy.layers()
+        self._leases: dict[str, float] = {}
+
+    @property
+    def table(self) -> RoutingTable:
+        """The routing table the next step will read."""
+        return self._table
+
+    @property
+    def policy(self) -> RoutingPolicy:
+        """The policy the next step will read."""
+        return self._policy
+
+    @property
+    def layer_policies(self) -> tuple[Any, ...]:
+        """The policy by MoE layer, None where nothing is set."""
+        return self._layers
+
+    def ban_expert(self, layer: int | None, expert: int) -> None:
+        """Never choose `expert` in `layer` (None: in every layer).
+
+        Raises:
+            RoutingError: ids out of range, or fewer than top_k experts would be left.
+        """
+        self._set_policy(self._policy.ban(layer, expert))
+        self._say("ban_expert", layer=layer, expert=expert)
+
+    def force_experts(self, experts: Sequence[int], layer: int | None = None) -> None:
+        """Always choose `experts` in `layer`, weighted by their own scores.
+
+        Raises:
+            RoutingError: ids out of range, more than top_k, or one of them is banned.
+        """
+        policy = self._policy
+        for expert in experts:
+            policy = policy.force(layer, expert)
+        self._set_policy(policy)
+        self._say("force_experts", layer=layer, experts=list(experts))
+
+    def set_bias(self, layer: int | None, expert: int, value: float) -> None:
+        """Add `value` to the logit of `expert` in `layer`.
+
+        Raises:
+            RoutingError: ids or value out of range.
+        """
+        self._set_policy(self._policy.favour(layer, expert, value))
+        self._say("set_bias", layer=layer, expert=expert, value=value)
+
+    def clear_policy(self) -> None:
+        """Forget all bans, forced experts and biases."""
+        policy = self._policy
+        self._set_policy(
+            RoutingPolicy(
+                num_layers=policy.num_layers, num_experts=policy.num_experts, top_k=policy.top_k
+            )
+        )
+        self._say("clear_policy")
+
+    def publish_table(self, table: RoutingTable) -> None:
+        """Let the next step read `table`.
+
+        Raises:
+            RoutingError: its shape does not fit the model, or its version is not newer.
+        """
+        current = self._table
+        shape = (table.num_layers, table.num_experts, table.num_devices)
+        wanted = (current.num_layers, current.num_experts, current.num_devices)
+        if shape != wanted:
+            raise RoutingError(
+                f"table version {table.version} is for (layers, experts, devices) {shape}; this "
+                f"engine runs {wanted}."
+            )
+        if table.version <= current.version:
+            raise RoutingError(
+                f"table version ({table.version}) must be above the current one "
+                f"({current.version})."
+            )
+        if self._engine.faults.table_publish is not None:
+            table = self._engine.faults.table_publish(table)
+        self._table = table
+        self._say("publish_table", version=table.version, sha256=table.sha256())
+
+    def inject(self, point: str, fault: Fault, lease_s: float) -> None:
+        """Set `fault` at `point`; it heals by itself after `lease_s` seconds.
+
+        Raises:
+            FaultError: the point is unknown or the lease is not a positive number of seconds.
+        """
+        if not 0 < lease_s <= 86400:
+            raise FaultError(f"lease_s ({lease_s}) must be above 0 and at most 86400 seconds.")
+        self._engine.faults.set(point, fault)
+        self._leases[point] = time.monotonic() + lease_s
+        self._say("inject", point=point, lease_s=lease_s)
+
+    def clear(self, point: str) -> None:
+        """Heal `point`; healing a healthy point is fine.
+
+        Raises:
+            FaultError: the point is unknown.
+        """
+        self._engine.faults.clear(point)
+        self._leases.pop(point, None)
+        self._say("clear", point=point)
+
+    def end_leases(self) -> None:
+        """Heal the faults whose lease is over; the engine calls this before each step."""
+        if not self._leases:
+            return
+        now = time.monotonic()
+        for point in [point for point, end in self._leases.items() if end <= now]:
+            self.clear(point)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is in force: table, policy, active fault points, load."""
+        policy = self._policy
+        return {
+            "table_version": self._table.version,
+            "table_sha256": self._table.sha256(),
+            "rank_of_phy": self._table.rank_of_phy.tolist(),
+            "banned": sorted(policy.banned),
+            "forced": sorted(policy.forced),
+            "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
+            "faults": list(self._engine.faults.active()),
+            **self._engine.stats().as_dict(),
+        }
+
+    def _set_policy(self, policy: RoutingPolicy) -> None:
+        self._policy, self._layers = policy, policy.layers()
+
+    def _say(self, action: str, **detail: Any) -> None:
+        if self._engine.sink.enabled:
+            self._engine.sink.emit(ControlEvent(action, detail, self._table.version, time.time()))

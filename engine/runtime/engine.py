@@ -1,0 +1,379 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+    engine = Engine(EngineConfig(model="data/models/polyglot-moe"))
+    print(engine.generate(["12 * 7 = "], SamplingParams(max_tokens=8))[0].text)
+
+One process, one model, N logical devices. `step` is called by one thread; `add`, `abort` and
+`control` may be called from others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence as SequenceOf
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.checkpoint.load import read_config
+from engine.config import EngineConfig, SamplingParams
+from engine.errors import ConfigError
+from engine.events import NullSink, RequestEvent, Sink, StartEvent, TextEvent
+from engine.faults import Faults
+from engine.kernels.registry import Target, bind
+from engine.model.sampler import logprobs
+from engine.model.step import StageClock
+from engine.model.tokenizer import Tokenizer
+from engine.model.transformer import Transformer
+from engine.routing.placement import contiguous
+from engine.routing.policy import RoutingPolicy
+from engine.routing.table import RoutingTable
+from engine.runtime.admission import admit
+from engine.runtime.control import Control
+from engine.runtime.records import step_event
+from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
+from engine.runtime.runner import Runner, StepResult
+from engine.runtime.scheduler import Chunk, Schedule, Scheduler
+from engine.runtime.sequence import Sequence
+from engine.runtime.weights import load_weights
+
+__all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
+
+
+class Engine:
+    """Runs requests through a model by continuous batching."""
+
+    def __init__(
+        self, config: EngineConfig, *, sink: Sink | None = None, faults: Faults | None = None
+    ) -> None:
+        """Load the model and make ready.
+
+        Args:
+            config: what to run and how.
+            sink: who listens to events; None listens to nothing and costs nothing.
+            faults: fault points to share with a drill that sets `weights.load` before the start.
+
+        Raises:
+            CheckpointError: the model folder is missing, damaged or does not fit its config.
+            ConfigError: an option does not fit the model.
+        """
+        self.config = config
+        self.sink: Sink = sink or NullSink()
+        self.faults = faults or Faults()
+        self.model_config = read_config(config.model)
+        self.max_model_len = _max_model_len(config, self.model_config.max_position_embeddings)
+        self.tokenizer = Tokenizer(config.model)
+        self.ops = bind(
+            Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
+        )
+        model = Transformer(self.model_config, self.ops, self.faults, self.max_model_len)
+        load_weights(model, config.model, self.model_config, self.faults)
+        model.set_dtype(getattr(torch, config.dtype))
+        self._runner = Runner(model.eval(), self.model_config, config, self.faults)
+        self._scheduler = Scheduler(config)
+        moe_layers = self.model_config.num_layers if self.model_config.is_moe else 0
+        num_experts = max(1, self.model_config.num_experts)
+        self.control = Control(
+            self,
+            contiguous(moe_layers, num_experts, config.num_devices),
+            RoutingPolicy(
+                num_layers=moe_layers, num_experts=num_experts, top_k=self.model_config.top_k
+            ),
+        )
+        self._request_ids = itertools.count()
+        self._steps = 0
+        self._bad_rows = 0
+        self._to_abort: deque[int] = deque()
+        self._say_start(tuple(range(moe_layers)))
+
+    @property
+    def table(self) -> RoutingTable:
+        """The routing table the next step will read."""
+        return self.control.table
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    def add(
+        self,
+        prompt: str | SequenceOf[int],
+        params: SamplingParams | None = None,
+        *,
+        label: str = "",
+        watch: SequenceOf[int] = (),
+    ) -> int:
+        """Queue a request.
+
+        Args:
+            prompt: text, or token ids as they are.
+            params: how to sample; None is greedy with the defaults.
+            label: a word for people, shown beside the request.
+            watch: token positions whose whole decision is recorded in every MoE layer.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            RequestError: the prompt is empty, too long with its output, or holds a bad id.
+        """
+        sequence = admit(
+            self,
+            prompt,
+            params or SamplingParams(),
+            request_id=next(self._request_ids),
+            label=label,
+            watch=watch,
+        )
+        self._scheduler.add(sequence)
+        if self.sink.enabled:
+            self._say_request(sequence, "added")
+        return sequence.request_id
+
+    def abort(self, request_id: int) -> None:
+        """End a request before the next step; an id that is not running is ignored."""
+        self._to_abort.append(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one forward pass and return what each request gained; [] when there is no work."""
+        started_s, clock = time.time(), StageClock()
+        started = time.perf_counter()
+        self.control.end_leases()
+        outputs = self._abort_asked()
+        schedule = self._scheduler.schedule()
+        for sequence in schedule.preempted:
+            self._say_request(sequence, "preempted")
+        if not schedule.chunks:
+            return outputs
+        record = self.sink.enabled
+        clock.mark("schedule")
+        with self._compute():
+            result = self._runner.run(
+                schedule, self.table, self.control.layer_policies, clock, record=record
+            )
+            self._account(schedule.chunks)
+            outputs += self._take_tokens(result)
+        clock.mark("postprocess")
+        self._steps += 1
+        self._bad_rows += result.step.bad_rows
+        if record:
+            duration_ms = (time.perf_counter() - started) * 1e3
+            self._say_step(result, schedule, started_s, duration_ms)
+        return outputs
+
+    def generate(
+        self,
+        prompts: SequenceOf[str | SequenceOf[int]],
+        params: SamplingParams | None = None,
+        *,
+        label: str = "",
+    ) -> list[Completion]:
+        """Run several prompts to their ends, together; completions come in the prompts' order.
+
+        Raises:
+            RequestError: a prompt cannot be admitted; none is run then.
+        """
+        admitted: list[int] = []
+        try:
+            for prompt in prompts:
+                admitted.append(self.add(prompt, params, label=label))
+        except Exception:
+            for request_id in admitted:
+                self.abort(request_id)
+            self.step()
+            raise
+        return self.finish(admitted)
+
+    def finish(self, request_ids: SequenceOf[int]) -> list[Completion]:
+        """Step until the given requests have ended and return their completions, in that order."""
+        wanted = set(request_ids)
+        done: dict[int, Completion] = {}
+        while len(done) < len(wanted):
+            assert self.has_work, f"requests {wanted - done.keys()} were lost"
+            for output in self.step():
+                if output.completion and output.request_id in wanted:
+                    done[output.request_id] = output.completion
+        return [done[request_id] for request_id in request_ids]
+
+    def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:
+        """Run one prompt alone and return the (T, V) fp32 logits of every position.
+
+        Raises:
+            RequestError: the prompt cannot be admitted, or other requests are under way.
+        """
+        sequence = admit(self, prompt, SamplingParams(max_tokens=0), request_id=-1)
+        rows = []
+        with self._compute():
+            for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
+                schedule = self._scheduler.borrow(sequence, start)
+                rows.append(self._runner.all_logits(schedule, self.table))
+        self._scheduler.remove(sequence)
+        return np.asarray(torch.cat(rows).numpy())
+
+    def stats(self) -> EngineStats:
+        """Return how busy the engine is."""
+        scheduler = self._scheduler
+        return EngineStats(
+            steps=self._steps,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=scheduler.pool.num_free,
+            num_blocks=scheduler.pool.num_blocks,
+            bad_rows=self._bad_rows,
+        )
+
+    def _take_tokens(self, result: StepResult) -> list[RequestOutput]:
+        """Give each sequence its new token and end those that are done."""
+        outputs = []
+        for index, (chunk, token_id) in enumerate(result.sampled):
+            sequence = chunk.sequence
+            logits_V = result.logits_BV[index]
+            if self.config.hash_logits:
+                sequence.hash_logits(logits_V.numpy())
+            if sequence.max_tokens == 0:
+                outputs.append(self._end(sequence, "length", "", ()))
+                continue
+            sequence.token_ids.append(token_id)
+            if sequence.params.logprobs is not None:
+                sequence.logprobs.append(logprobs(logits_V, token_id, sequence.params.logprobs))
+            delta = sequence.detokenizer.push(token_id)
+            reason = self._finish_reason(sequence, token_id)
+            if reason:
+                outputs.append(self._end(sequence, reason, delta, (token_id,)))
+            else:
+                outputs.append(self._output(sequence, delta, (token_id,)))
+        return outputs
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
+        ends = token_id == self.model_config.eos_token_id and not sequence.params.ignore_eos
+        if ends or sequence.detokenizer.stopped:
+            return "stop"
+        return "length" if sequence.num_output >= sequence.max_tokens else None
+
+    def _end(
+        self, sequence: Sequence, reason: str, delta: str, token_ids: tuple[int, ...]
+    ) -> RequestOutput:
+        sequence.finish_reason = reason
+        delta += sequence.detokenizer.flush()
+        self._scheduler.remove(sequence)
+        if self.sink.enabled:
+            self._say_request(sequence, "aborted" if reason == "aborted" else "finished")
+        return self._output(sequence, delta, token_ids)
+
+    def _output(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> RequestOutput:
+        if self.sink.enabled:
+            self.sink.emit(
+                TextEvent(
+                    sequence.request_id,
+                    sequence.label,
+                    delta,
+                    sequence.num_output,
+                    sequence.is_finished,
+                    time.time(),
+                )
+            )
+        return RequestOutput(
+            sequence.request_id,
+            sequence.label,
+            delta,
+            token_ids,
+            sequence.is_finished,
+            completion_of(sequence) if sequence.is_finished else None,
+        )
+
+    def _abort_asked(self) -> list[RequestOutput]:
+        outputs = []
+        while self._to_abort:
+            request_id = self._to_abort.popleft()
+            for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+                if sequence.request_id == request_id:
+                    outputs.append(self._end(sequence, "aborted", "", ()))
+        return outputs
+
+    def _account(self, chunks: list[Chunk]) -> None:
+        """Move each sequence's marks past the rows that have run."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if again := chunk.num_rerun:
+                sequence.extra_rows["preemption"] += again
+            sequence.num_computed = chunk.end
+            sequence.high_water = max(sequence.high_water, chunk.end)
+
+    @contextmanager
+    def _compute(self) -> Iterator[None]:
+        """Run torch without autograd and with this engine's number of threads."""
+        threads = 1 if self.config.deterministic else self.config.num_threads
+        before = torch.get_num_threads()
+        if threads and threads != before:
+            torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            if threads and threads != before:
+                torch.set_num_threads(before)
+
+    def _say_start(self, moe_layers: tuple[int, ...]) -> None:
+        if not self.sink.enabled:
+            return
+        model, table = self.model_config, self.table
+        self.sink.emit(
+            StartEvent(
+                model=Path(self.config.model).name,
+                num_layers=model.num_layers,
+                moe_layers=moe_layers,
+                num_experts=model.num_experts,
+                top_k=model.top_k,
+                num_devices=self.config.num_devices,
+                rank_of_phy=tuple(table.rank_of_phy.tolist()),
+                table_version=table.version,
+                deterministic=self.config.deterministic,
+                dtype=self.config.dtype,
+                time_s=time.time(),
+            )
+        )
+
+    def _say_step(
+        self, result: StepResult, schedule: Schedule, started_s: float, duration_ms: float
+    ) -> None:
+        self.sink.emit(
+            step_event(
+                self._steps - 1,
+                started_s,
+                duration_ms,
+                result.step,
+                schedule.chunks,
+                num_running=len(self._scheduler.running),
+                num_waiting=len(self._scheduler.waiting),
+                number_format=self.config.dtype,
+            )
+        )
+
+    def _say_request(self, sequence: Sequence, kind: str) -> None:
+        prompt = tuple(sequence.prompt_token_ids) if kind == "added" else ()
+        self.sink.emit(
+            RequestEvent(
+                sequence.request_id,
+                kind,
+                sequence.label,
+                time.time(),
+                prompt,
+                sequence.finish_reason,
+            )
+        )
+
+
+def _max_model_len(config: EngineConfig, trained: int) -> int:
+    if config.max_model_len is None:
+        return trained
+    if config.max_model_len > trained:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) must be at most {trained}, the longest text "
+            "the model was trained for."
+        )
+    return config.max_model_len

@@ -1,0 +1,143 @@
+"""Turn what a step did into its event: once a step, all layers together, numpy at the end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.events import CAUSES, Decision, StepEvent
+from engine.exchange.dispatch import LocalDispatcher
+from engine.kernels.combine import combine
+from engine.kernels.topk import topk_softmax
+from engine.model.moe import Experts
+from engine.model.step import LayerRecord, StepContext
+from engine.routing.decision import RowKey, decision_of
+from engine.routing.device import Placer
+from engine.routing.gate import Gate
+from engine.runtime.scheduler import Chunk
+
+_RERUN = CAUSES.index("preemption")
+
+
+def step_event(
+    number: int,
+    time_s: float,
+    duration_ms: float,
+    step: StepContext,
+    chunks: list[Chunk],
+    *,
+    num_running: int,
+    num_waiting: int,
+    number_format: str,
+) -> StepEvent:
+    """Build the event of one finished step."""
+    records = step.records
+    assert records is not None, "the step ran without records"
+    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16)
+    identity = step.table.is_identity
+    phy_ids = topk_ids if identity else _stack([r.phy_ids_TK for r in records], torch.int16)
+    num_tokens = [chunk.num_tokens for chunk in chunks]
+    return StepEvent(
+        step=number,
+        time_s=time_s,
+        duration_ms=duration_ms,
+        table_version=step.table.version,
+        num_running=num_running,
+        num_waiting=num_waiting,
+        num_prefill_rows=sum(chunk.num_prefill for chunk in chunks),
+        request_ids=np.repeat([chunk.sequence.request_id for chunk in chunks], num_tokens),
+        positions=step.positions_T.to(torch.int32).cpu().numpy(),
+        token_ids=step.token_ids_T.to(torch.int32).cpu().numpy(),
+        homes=step.homes_T.to(torch.int16).cpu().numpy(),
+        causes=_causes(chunks, sum(num_tokens)),
+        topk_ids=topk_ids,
+        phy_ids=phy_ids,
+        topk_weights=_stack([r.gate.selection.topk_weights_TK for r in records], torch.float32),
+        margins=_margins(records),
+        stage_ms=step.clock.spent_ms(),
+        bad_rows=step.bad_rows,
+        decisions=tuple(_decisions(chunks, step, records, phy_ids, number_format)),
+    )
+
+
+def _stack(columns: list[torch.Tensor], dtype: torch.dtype) -> Any:
+    """Stack L tensors (T, K) to a (T, L, K) array."""
+    if not columns:
+        return np.empty((0, 0, 0), dtype=torch.empty(0, dtype=dtype).numpy().dtype)
+    return torch.stack(columns, dim=1).to(dtype).cpu().numpy()
+
+
+def _margins(records: list[LayerRecord]) -> Any:
+    """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
+    if not records:
+        return np.empty((0, 0), dtype=np.float32)
+    k = records[0].gate.selection.topk_ids_TK.shape[1]
+    edges = _stack(
+        [r.gate.selection.ranked_scores_TE[:, k - 1 : k + 1] for r in records], torch.float32
+    )
+    if edges.shape[2] < 2:
+        return np.full(edges.shape[:2], np.inf, dtype=np.float32)
+    return edges[..., 0] - edges[..., 1]
+
+
+def _causes(chunks: list[Chunk], num_rows: int) -> Any:
+    causes = np.zeros(num_rows, dtype=np.uint8)
+    row = 0
+    for chunk in chunks:
+        again = chunk.num_rerun
+        causes[row : row + again] = _RERUN
+        row += chunk.num_tokens
+    return causes
+
+
+def _decisions(
+    chunks: list[Chunk],
+    step: StepContext,
+    records: list[LayerRecord],
+    phy_ids: Any,
+    number_format: str,
+) -> Iterator[Decision]:
+    """Copy the whole decision of every watched token, layer by layer."""
+    first_row = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        for position in sequence.watch.intersection(range(chunk.start, chunk.end)):
+            row = first_row + position - chunk.start
+            token = sequence.token_ids[position]
+            key = RowKey(row, sequence.request_id, position, token, sequence.home)
+            for layer, record in enumerate(records):
+                yield decision_of(
+                    key,
+                    layer,
+                    record.gate,
+                    phy_ids[:, layer],
+                    step.table,
+                    number_format=number_format,
+                    source=sources(),
+                )
+        first_row += chunk.num_tokens
+
+
+@functools.cache
+def sources() -> tuple[str, ...]:
+    """Return where in the code each stage of a token's way stands, in the order of the way."""
+    stages: tuple[Callable[..., Any], ...] = (
+        Gate.logits,
+        topk_softmax,
+        Placer.place,
+        LocalDispatcher.dispatch,
+        Experts.forward,
+        combine,
+    )
+    root = Path(__file__).parents[2]
+    return tuple(
+        f"{Path(inspect.getfile(stage)).relative_to(root).as_posix()}:"
+        f"{inspect.getsourcelines(stage)[1]}"
+        for stage in stages
+    )

@@ -1,0 +1,79 @@
+"""What the engine hands back: progress after each step, a completion at the end, and its state."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.model.sampler import Logprobs
+from engine.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request."""
+
+    request_id: int
+    label: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    """`stop` (end of text or a stop string), `length` or `aborted`."""
+    logprobs: tuple[Logprobs, ...]
+    """One per token when asked for, else empty."""
+    logits_sha256: str | None
+    """Over the fp32 logits of every sampled position, when `hash_logits` is set."""
+    rows: int
+    """Rows that ran for the first time: prompt + output - 1, or the prompt without output."""
+    extra_rows: dict[str, int]
+    """Rows run again, by cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one request gained in one step."""
+
+    request_id: int
+    label: str
+    delta: str
+    """New text, safe to show: no half characters, no piece of a stop string."""
+    token_ids: tuple[int, ...]
+    """New tokens."""
+    finished: bool
+    completion: Completion | None
+    """The whole request, once it has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How busy the engine is."""
+
+    steps: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    bad_rows: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+def completion_of(sequence: Sequence) -> Completion:
+    """Close the books of a finished sequence."""
+    assert sequence.finish_reason is not None, "the sequence still runs"
+    digest = sequence.logits_hash
+    return Completion(
+        request_id=sequence.request_id,
+        label=sequence.label,
+        prompt_token_ids=tuple(sequence.prompt_token_ids),
+        token_ids=tuple(sequence.output_token_ids),
+        text=sequence.detokenizer.text,
+        finish_reason=sequence.finish_reason,
+        logprobs=tuple(sequence.logprobs),
+        logits_sha256=digest.hexdigest() if digest else None,
+        rows=sequence.high_water,
+        extra_rows=dict(sequence.extra_rows),
+    )

@@ -1,0 +1,131 @@
+"""Turn a schedule into one forward pass and its results.
+
+`run` reads as the step does: lay out the batch, run the layers, sample. Deciding who runs is the
+scheduler's, what the results mean to a request is the engine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig, ModelConfig
+from engine.faults import Faults
+from engine.kernels.attention import Segment, plan_attention
+from engine.model.kv_cache import KVCache
+from engine.model.sampler import sample
+from engine.model.step import StageClock, StepContext
+from engine.model.transformer import Transformer
+from engine.routing.policy import LayerPolicy
+from engine.routing.table import RoutingTable
+from engine.runtime.scheduler import Chunk, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one forward pass brought."""
+
+    step: StepContext
+    sampled: list[tuple[Chunk, int]]
+    """The chunks that reached their sequence's end, with the next token of each."""
+    logits_BV: Tensor
+    """(B, V) fp32, a row for each of `sampled`."""
+
+
+class Runner:
+    """Owns the model and its cache; runs one schedule at a time."""
+
+    def __init__(
+        self, model: Transformer, model_config: ModelConfig, config: EngineConfig, faults: Faults
+    ) -> None:
+        self.model, self.config, self.faults = model, config, faults
+        self.cache = KVCache(
+            model_config.num_layers,
+            config.num_blocks,
+            config.block_size,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            getattr(torch, config.dtype),
+        )
+
+    def run(
+        self,
+        schedule: Schedule,
+        table: RoutingTable,
+        policies: tuple[LayerPolicy | None, ...],
+        clock: StageClock,
+        *,
+        record: bool,
+    ) -> StepResult:
+        """Run the chunks of `schedule` under one table and one policy."""
+        self.cache.clear(schedule.fresh_blocks)
+        step = self._lay_out(schedule.chunks, table, policies, clock, record)
+        x_TD = self.model(self.cache, step)
+        sampling, rows = self._sampling_rows(schedule.chunks)
+        logits_BV = self.model.head(x_TD.index_select(0, rows))
+        if self.faults.sampler_noise is not None:
+            logits_BV = self.faults.sampler_noise(logits_BV)
+        clock.mark("head")
+        tokens = sample(
+            logits_BV,
+            [chunk.sequence.params for chunk in sampling],
+            [chunk.sequence.seed for chunk in sampling],
+            [chunk.end for chunk in sampling],
+        )
+        clock.mark("sample")
+        return StepResult(step, list(zip(sampling, tokens, strict=True)), logits_BV)
+
+    def all_logits(self, schedule: Schedule, table: RoutingTable) -> Tensor:
+        """Run `schedule` and return the (T, V) logits of every row, sampling nothing."""
+        self.cache.clear(schedule.fresh_blocks)
+        policies = (None,) * table.num_layers
+        step = self._lay_out(schedule.chunks, table, policies, StageClock(), record=False)
+        return self.model.head(self.model(self.cache, step))
+
+    def _lay_out(
+        self,
+        chunks: list[Chunk],
+        table: RoutingTable,
+        policies: tuple[LayerPolicy | None, ...],
+        clock: StageClock,
+        record: bool,
+    ) -> StepContext:
+        """Put the chunks' tokens row by row into one batch."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        homes: list[int] = []
+        segments: list[Segment] = []
+        size = self.config.block_size
+        for chunk in chunks:
+            sequence, span = chunk.sequence, range(chunk.start, chunk.end)
+            segments.append(
+                Segment(len(token_ids), chunk.num_tokens, chunk.start, tuple(sequence.blocks))
+            )
+            token_ids += sequence.token_ids[chunk.start : chunk.end]
+            positions += span
+            slots += [sequence.blocks[at // size] * size + at % size for at in span]
+            homes += [sequence.home] * chunk.num_tokens
+        device = self.model.embed.weight.device
+        columns = (
+            torch.tensor(column, dtype=torch.int64, device=device)
+            for column in (token_ids, positions, slots, homes)
+        )
+        plan = plan_attention(segments, size, device)
+        return StepContext(*columns, plan, table, policies, clock, [] if record else None)
+
+    def _sampling_rows(self, chunks: list[Chunk]) -> tuple[list[Chunk], Tensor]:
+        """Return the chunks that sample and the row of each one's last token."""
+        sampling: list[Chunk] = []
+        rows: list[int] = []
+        end = 0
+        for chunk in chunks:
+            end += chunk.num_tokens
+            if chunk.samples:
+                sampling.append(chunk)
+                rows.append(end - 1)
+        return sampling, torch.tensor(
+            rows, dtype=torch.int64, device=self.model.embed.weight.device
+        )

@@ -1,0 +1,36 @@
+"""Put a checkpoint's tensors into a model, and prove that nothing was forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint.load import assignments
+from engine.config import ModelConfig
+from engine.errors import CheckpointError
+from engine.faults import Faults
+from engine.model.transformer import Transformer
+
+
+def load_weights(
+    model: Transformer, folder: str | Path, config: ModelConfig, faults: Faults
+) -> None:
+    """Fill every parameter of `model`; parameters are NaN before and none may be left.
+
+    Raises:
+        CheckpointError: a file is damaged, names do not match one to one, or a weight is NaN.
+    """
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for item in assignments(folder, config):
+            tensor = item.tensor
+            if faults.weights_load is not None:
+                tensor = faults.weights_load(tensor)
+            parameters[item.target][item.index].copy_(tensor)
+    left = [name for name, parameter in parameters.items() if bool(parameter.isnan().any())]
+    if left:
+        raise CheckpointError(
+            f"{folder} leaves NaN in {len(left)} parameters, first {left[0]}; the checkpoint is "
+            "damaged, take a good copy."
+        )
