@@ -1,1 +1,1 @@
-"""The operations of a token's way through a layer, and the registry that picks how each one runs."""
+"""The operations of a token's way through a layer, and the registry that picks each one."""

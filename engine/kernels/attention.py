@@ -62,8 +62,9 @@ def paged_attention(q_THd: Tensor, keys: Tensor, values: Tensor, plan: Attention
 
     Args:
         q_THd: (T, H, hd) queries, already normed and rotated.
-        keys, values: (blocks, block_size, Hkv, hd), the cache of one layer with this step's rows
-            already written; block 0 is never written.
+        keys: (blocks, block_size, Hkv, hd), the cache of one layer with this step's rows already
+            written; block 0 is never written.
+        values: like `keys`.
         plan: what each row sees.
 
     Returns:

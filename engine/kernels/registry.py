@@ -62,12 +62,13 @@ class Ops:
 def bind(target: Target) -> Ops:
     """Choose an implementation of every operation for `target`."""
     choices = [choose(op, target) for op in OPERATIONS]
-    return Ops(*(choice.fn for choice in choices), reasons=tuple(choices))
+    chosen: dict[str, Any] = {choice.op: choice.fn for choice in choices}
+    return Ops(**chosen, reasons=tuple(choices))
 
 
 def choose(op: str, target: Target) -> Choice:
-    """Take the first implementation of `op` that serves `target`; the reason names those passed over."""
-    passed_over = []
+    """Take the first implementation of `op` that serves `target`, and name those passed over."""
+    passed_over: list[str] = []
     for kernel in _KERNELS:
         if kernel.op != op:
             continue

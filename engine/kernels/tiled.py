@@ -2,8 +2,8 @@
 
 On a CPU the bits of a row of a product change with the number of rows beside it, with the number of
 threads, between prefill and decode, and in the scalar tail of a vectorised function. Here each
-operation always sees the same shapes, zero-padded, so a row's bits depend on that row alone. Runs in
-fp32 with one thread, which the engine sets.
+operation always sees the same shapes, zero-padded, so a row's bits depend on that row alone. Runs
+in fp32 with one thread, which the engine sets.
 
 The cost is printed by `workbench bench decode`; the paths in `dense`, `topk`, `grouped_gemm` and
 `attention` are the fast ones.
@@ -51,8 +51,12 @@ def topk(
     ]
     if not parts:
         return topk_softmax(logits_TE, k, renormalise=renormalise)
-    stacked = (torch.cat(column)[:num_tokens] for column in list(zip(*parts, strict=True))[:-1])
-    return Selection(*stacked, bad_rows=sum(part.bad_rows for part in parts))
+    tensors = zip(*(part[:-1] for part in parts), strict=True)
+    ids, weights, scores, ranked_scores, ranked_ids = (
+        torch.cat(column)[:num_tokens] for column in tensors
+    )
+    bad_rows = sum(part.bad_rows for part in parts)
+    return Selection(ids, weights, scores, ranked_scores, ranked_ids, bad_rows)
 
 
 def mlp(x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -137,4 +141,4 @@ def _tiles(x: Tensor) -> Sequence[Tensor]:
     if x.shape[0] == 0:
         return ()
     padding = x.new_zeros(-x.shape[0] % TILE_ROWS, *x.shape[1:])
-    return torch.cat((x, padding)).split(TILE_ROWS)
+    return torch.split(torch.cat((x, padding)), TILE_ROWS)

@@ -1,7 +1,7 @@
 """One request's tokens to text as they come.
 
-Text that could still change is held back: bytes of an unfinished character, and an ending that may be
-the beginning of a stop string.
+Text that could still change is held back: bytes of an unfinished character, and an ending that may
+be the beginning of a stop string.
 """
 
 from __future__ import annotations

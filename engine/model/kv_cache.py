@@ -1,7 +1,7 @@
 """The paged KV cache: keys and values of all sequences in blocks of one size.
 
-Block 0 is never handed out; it stays zero and pads block tables. A block is zeroed when it is handed
-out, so that nothing of its last owner, a NaN included, can reach the next.
+Block 0 is never handed out; it stays zero and pads block tables. A block is zeroed when it is
+handed out, so that nothing of its last owner, a NaN included, can reach the next.
 """
 
 from __future__ import annotations

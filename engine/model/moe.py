@@ -1,7 +1,7 @@
 """The Mixture-of-Experts layer: a token's way from gate to sum, in seven lines.
 
-Shapes: T tokens, D model width, F expert width, E logical experts, P physical experts, K experts per
-token, R = T·K rows ordered by expert.
+Shapes: T tokens, D model width, F expert width, E logical experts, P physical experts, K experts
+per token, R = T·K rows ordered by expert.
 """
 
 from __future__ import annotations

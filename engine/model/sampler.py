@@ -1,7 +1,7 @@
 """Choose the next token of each sequence from its logits.
 
-Randomness is a function of (seed, position) alone, so a sequence draws the same tokens whatever else
-is in the batch and whatever was preempted or run again.
+Randomness is a function of (seed, position) alone, so a sequence draws the same tokens whatever
+else is in the batch and whatever was preempted or run again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
-Encoding is the `tokenizers` library's. Decoding goes through the bytes of each token, so that it can
-be done token by token (`engine.model.detokenizer`) at the cost of a table look-up.
+Encoding is the `tokenizers` library's. Decoding goes through the bytes of each token, so that it
+can be done token by token (`engine.model.detokenizer`) at the cost of a table look-up.
 """
 
 from __future__ import annotations

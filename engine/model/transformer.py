@@ -13,6 +13,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.layers import MLP, Linear, RMSNorm, Rotary, blank
 from engine.model.moe import MoE
 from engine.model.step import StepContext
+from engine.routing.gate import Gate
 
 
 class Transformer(nn.Module):
@@ -33,7 +34,7 @@ class Transformer(nn.Module):
 
     def forward(self, cache: KVCache, step: StepContext) -> Tensor:
         """Run T rows through all layers; returns (T, D) before the final norm."""
-        x_TD = self.embed(step.token_ids_T)
+        x_TD: Tensor = self.embed(step.token_ids_T)
         step.rotary = self.rotary(step.positions_T)
         step.clock.mark("embed")
         for layer in self.layers:
@@ -48,10 +49,11 @@ class Transformer(nn.Module):
 
     def set_dtype(self, dtype: torch.dtype) -> None:
         """Turn weights and tables into `dtype`, all but the gates, which stay in fp32."""
-        gates = {id(layer.moe.gate) for layer in self.layers if self.config.is_moe}
         for module in self.modules():
-            if id(module) not in gates:
-                module._apply(lambda t: t.to(dtype), recurse=False)
+            if isinstance(module, Gate):
+                continue
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                tensor.data = tensor.data.to(dtype)
 
 
 class Layer(nn.Module):
@@ -74,8 +76,9 @@ class Layer(nn.Module):
         normed_TD = self.ffn_norm(x_TD)
         step.clock.mark("attention")
         if self.is_moe:
-            return x_TD + self.moe(normed_TD, step)
-        y_TD = x_TD + self.mlp(normed_TD)
+            moe_TD: Tensor = self.moe(normed_TD, step)
+            return x_TD + moe_TD
+        y_TD: Tensor = x_TD + self.mlp(normed_TD)
         step.clock.mark("experts")
         return y_TD
 

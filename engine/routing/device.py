@@ -18,7 +18,8 @@ class Placer:
         Args:
             topk_ids_TK: (T, K) int64 logical experts, no -1.
             homes_T: (T,) int64 the device whose attention owns each token.
-            table: read once per step; `layer` indexes its MoE layers.
+            table: read once per step.
+            layer: index among the table's MoE layers.
         """
         if table.is_identity:
             return topk_ids_TK

@@ -13,8 +13,8 @@ def contiguous(
 ) -> RoutingTable:
     """Spread experts over devices in order, one copy each, shares differing by at most one.
 
-    30 experts on 8 devices give shares 4, 4, 4, 4, 4, 4, 3, 3; 2 experts on 4 devices leave devices 2
-    and 3 without experts, which is legal.
+    30 experts on 8 devices give shares 4, 4, 4, 4, 4, 4, 3, 3; 2 experts on 4 devices leave
+    devices 2 and 3 without experts, which is legal.
     """
     return assigned(
         num_layers,

@@ -1,7 +1,7 @@
 """The routing table: which physical experts exist, what they hold and where they live.
 
-A table never changes. A new one is published by one reference swap between steps, so readers take no
-lock and never see half of an update; whoever holds a handle of another version is refused.
+A table never changes. A new one is published by one reference swap between steps, so readers take
+no lock and never see half of an update; whoever holds a handle of another version is refused.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -214,6 +215,11 @@ class Engine:
                 rows.append(self._runner.all_logits(schedule, self.table))
         self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).numpy())
+
+    def close(self) -> None:
+        """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
+        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
+            self._end(sequence, "aborted", "", ())
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is."""

@@ -109,12 +109,21 @@ class Runner:
             slots += [sequence.blocks[at // size] * size + at % size for at in span]
             homes += [sequence.home] * chunk.num_tokens
         device = self.model.embed.weight.device
-        columns = (
+        token_ids_T, positions_T, slots_T, homes_T = (
             torch.tensor(column, dtype=torch.int64, device=device)
             for column in (token_ids, positions, slots, homes)
         )
-        plan = plan_attention(segments, size, device)
-        return StepContext(*columns, plan, table, policies, clock, [] if record else None)
+        return StepContext(
+            token_ids_T=token_ids_T,
+            positions_T=positions_T,
+            slots_T=slots_T,
+            homes_T=homes_T,
+            plan=plan_attention(segments, size, device),
+            table=table,
+            policies=policies,
+            clock=clock,
+            records=[] if record else None,
+        )
 
     def _sampling_rows(self, chunks: list[Chunk]) -> tuple[list[Chunk], Tensor]:
         """Return the chunks that sample and the row of each one's last token."""

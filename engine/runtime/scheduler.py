@@ -1,8 +1,8 @@
 """Decide which sequences run in the next step, and how many tokens of each.
 
 Continuous batching: running sequences go first, in order of arrival, then as many waiting ones as
-fit; a long prompt is prefilled in chunks. When blocks run out the youngest running sequence gives its
-blocks back and starts again later (preemption by recomputation).
+fit; a long prompt is prefilled in chunks. When blocks run out the youngest running sequence gives
+its blocks back and starts again later (preemption by recomputation).
 """
 
 from __future__ import annotations

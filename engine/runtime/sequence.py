@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.config import SamplingParams
-from engine.model.sampler import Logprobs
 from engine.model.detokenizer import Detokenizer
+from engine.model.sampler import Logprobs
 
 if TYPE_CHECKING:
     from hashlib import _Hash
