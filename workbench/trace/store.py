@@ -78,6 +78,21 @@ def save(trace: Trace, path: str | Path) -> Path:
     return path
 
 
+def check_place(path: str | Path) -> None:
+    """Refuse at once a place to which `save` cannot write later.
+
+    Raises:
+        TraceError: `path` is a folder, or its folder is missing or read-only.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise TraceError(f"cannot write trace {path}: it is a folder; name a file.")
+    if not path.parent.is_dir():
+        raise TraceError(f"cannot write trace {path}: its folder does not exist; make it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise TraceError(f"cannot write trace {path}: its folder is read-only.")
+
+
 def load(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Trace:
     """Read a trace.
 

@@ -1,0 +1,75 @@
+"""The command `workbench`: runs one subcommand and turns its end into an exit code.
+
+0 success, 1 failed, 2 bad usage, 130 interrupted. A user's mistake is one sentence on stderr, never
+a traceback. The commands themselves are in `workbench.commands`, one file each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        argv: the words after `workbench`; None takes those of this process.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("\nworkbench: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except OSError as wrong:
+        place = f"{wrong.filename}: " if wrong.filename else ""
+        return _fail(f"{place}{wrong.strerror or wrong}.", 1)
+
+
+def _run(argv: list[str]) -> int:
+    """Run one command; importing the commands is part of it, so that Ctrl-C is quiet then too."""
+    import typer
+
+    from engine.errors import WorkbenchError
+    from workbench.commands import app
+
+    # typer carries a click of its own from 0.20 on; both give the usage error this ancestor.
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(argv, prog_name="workbench", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except WorkbenchError as wrong:
+        return _fail(str(wrong), wrong.exit_code)
+    except usage_error as wrong:
+        return _fail(_usage(wrong), 2)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as left:  # typer's way to say that the reader of stdout went away
+        return _reader_left() if left.code == 1 else int(left.code or 0)
+
+
+def _usage(wrong: Exception) -> str:
+    """Return a usage error as a sentence that says where help is."""
+    message: str = wrong.format_message()  # type: ignore[attr-defined]
+    context = getattr(wrong, "ctx", None)
+    path = context.command_path if context is not None else "workbench"
+    return f"{message.rstrip('.')}; see '{path} --help'."
+
+
+def _fail(sentence: str, code: int) -> int:
+    print("workbench:", " ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+def _reader_left() -> int:
+    """Let the interpreter's last flush go nowhere instead of complaining about a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 1

@@ -1,0 +1,110 @@
+"""`workbench bench`: the numbers that the README quotes, made here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from engine.errors import ConfigError
+from workbench import paths
+from workbench.options import DtypeOption, JsonOption, ModelOption
+from workbench.output import print_json
+
+app = typer.Typer(help="Measure this machine; --json prints the report.", no_args_is_help=True)
+
+BatchesOption = Annotated[
+    str, typer.Option("--batches", metavar="B,B,…", help="Numbers of sequences run together.")
+]
+TokensOption = Annotated[int, typer.Option("--tokens", help="New tokens for each sequence.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", help="Repetitions; medians are shown.")]
+
+
+@app.command()
+def startup(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    dtype: DtypeOption = "float32",
+    rounds: RoundsOption = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Time from a new process to a ready engine and to the first token."""
+    from workbench.bench.startup import run
+
+    _print(run(paths.model_folder(model), dtype=dtype, rounds=rounds), as_json)
+
+
+@app.command()
+def recorder(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    batches: BatchesOption = "1,8,32",
+    tokens: TokensOption = 64,
+    rounds: RoundsOption = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Step time with and without recording every row, in turns."""
+    from workbench.bench.recorder import run
+
+    sizes = _numbers(batches)
+    _print(run(paths.model_folder(model), batches=sizes, tokens=tokens, rounds=rounds), as_json)
+
+
+@app.command()
+def decode(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    batches: BatchesOption = "1,8,32",
+    dtypes: Annotated[str, typer.Option(metavar="D,D", help="Number formats.")] = "float32",
+    tokens: TokensOption = 64,
+    rounds: RoundsOption = 3,
+    transformers: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokens per second against transformers, same weights and prompts, in turns."""
+    from workbench.bench.decode import run
+
+    result = run(
+        paths.model_folder(model),
+        batches=_numbers(batches),
+        dtypes=tuple(dtypes.split(",")),
+        tokens=tokens,
+        rounds=rounds,
+        against=transformers,
+    )
+    _print(result, as_json)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise ConfigError(f"--batches ({text}) must read B,B,… with whole numbers of at least 1.")
+    return tuple(int(part) for part in parts)
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    rows = report["rows"]
+    formulas = {name: rows[0][name] for name in rows[0] if name.endswith("_formula")}
+    names = [name for name in rows[0] if name not in formulas]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(str(row[name]) for name in names))
+    console = Console(highlight=False)
+    console.print(table)
+    machine = report["machine"]
+    notes = [f"{name.removesuffix('_formula')}: {text}" for name, text in formulas.items()]
+    notes.append(
+        f"{report['label']} on {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads, load {machine['load_average']}, torch {machine['torch']}"
+    )
+    for note in notes:
+        console.print(Text(note), style="dim")

@@ -1,0 +1,135 @@
+"""`workbench generate`: run a prompt and show the text as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workbench import paths
+from workbench.options import (
+    DeterministicOption,
+    DevicesOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    SeedOption,
+    open_engine,
+)
+from workbench.output import print_json, say
+
+if TYPE_CHECKING:
+    from engine.events import Event, Sink
+
+
+def generate(
+    text: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
+    ] = None,
+    *,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from it.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens; 0 only runs the prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens up to this probability.")
+    ] = 1.0,
+    seed: SeedOption = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text; may be repeated."),
+    ] = None,
+    devices: DevicesOption = 1,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    dtype: DtypeOption = "float32",
+    deterministic: DeterministicOption = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all rows to a .moetrace file.")
+    ] = None,
+    force_experts: Annotated[
+        str | None,
+        typer.Option(metavar="E,E,…", help="Always choose these experts, in every layer."),
+    ] = None,
+    ban_expert: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[L:]E", help="Never choose this expert; may be repeated."),
+    ] = None,
+    bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[L:]E=V", help="Add V to the expert's logit; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue TEXT with the model and report how its tokens were routed."""
+    from engine import SamplingParams
+    from engine.events import Tee
+    from workbench import report
+    from workbench.policy import Policy
+    from workbench.prompts import read_prompt
+    from workbench.tally import Tally
+    from workbench.trace import Recorder
+    from workbench.trace.store import check_place, save
+
+    prompt = read_prompt(text, prompt_file)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    policy = Policy.parse(force_experts, ban_expert or (), bias or ())
+    if trace is not None:
+        check_place(trace)
+
+    tally, recorder = Tally(), Recorder()
+    heard: list[Sink] = [tally, *([recorder] if trace else []), *([] if as_json else [Printer()])]
+    with closing(
+        open_engine(
+            model=model,
+            dtype=dtype,
+            devices=devices,
+            deterministic=deterministic,
+            sink=Tee(heard),
+            hash_logits=as_json,
+        )
+    ) as engine:
+        policy.apply(engine)
+        began = time.perf_counter()
+        (completion,) = engine.generate([prompt], params)
+        seconds = time.perf_counter() - began
+        result = report.generation(completion, engine, tally, seconds)
+    if as_json:
+        print_json(result)
+    else:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        say(report.generation_summary(result, seconds))
+    if trace is not None:
+        recorded = recorder.trace()
+        save(recorded, trace)
+        if recorded.dropped.steps:
+            say(f"the first {recorded.dropped.steps} steps were too much for the trace's memory")
+        if not as_json:
+            say(f"trace with {recorded.num_rows} rows written to {trace}")
+
+
+class Printer:
+    """A sink that writes text to stdout the moment it exists."""
+
+    enabled = True
+
+    def emit(self, event: Event) -> None:
+        """Print the new characters of a text event."""
+        from engine.events import TextEvent
+
+        if isinstance(event, TextEvent) and event.delta:
+            sys.stdout.write(event.delta)
+            sys.stdout.flush()

@@ -1,0 +1,65 @@
+"""Options that several commands share, and the engine they describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workbench import paths
+
+if TYPE_CHECKING:
+    from engine import Engine
+    from engine.events import Sink
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="DIR", help="Model folder, or the name of a bundled model."
+    ),
+]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number format of the weights.")
+]
+DevicesOption = Annotated[
+    int, typer.Option("--devices", help="Logical devices the experts are spread over.")
+]
+DeterministicOption = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", help="Bitwise equal logits in any batch; fp32, about 4 times slower."
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Same seed, same prompt: same text.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
+]
+
+
+def open_engine(
+    *,
+    model: str,
+    dtype: str,
+    devices: int,
+    deterministic: bool,
+    sink: Sink,
+    hash_logits: bool = False,
+) -> Engine:
+    """Start an engine as the shared options say; the caller closes it.
+
+    Raises:
+        ConfigError: an option has a value that is not allowed.
+        CheckpointError: the model folder is missing or damaged.
+    """
+    from engine import Engine, EngineConfig
+
+    config = EngineConfig(
+        model=paths.model_folder(model),
+        dtype=dtype,
+        num_devices=devices,
+        deterministic=deterministic,
+        hash_logits=hash_logits,
+    )
+    return Engine(config, sink=sink)

@@ -1,0 +1,79 @@
+"""What `--force-experts`, `--ban-expert` and `--bias` ask of the gate, and the way to set it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Experts to force, ban or favour; a layer of None means every MoE layer."""
+
+    force: tuple[int, ...] = ()
+    ban: tuple[tuple[int | None, int], ...] = ()
+    bias: tuple[tuple[int | None, int, float], ...] = ()
+
+    @classmethod
+    def parse(cls, force: str | None, ban: Sequence[str], bias: Sequence[str]) -> Policy:
+        """Read `1,3`, `[L:]E` and `[L:]E=V`.
+
+        Example: `ban=["5", "2:0"]` bans expert 5 everywhere and expert 0 in layer 2.
+
+        Raises:
+            ConfigError: a value has another form.
+        """
+        favoured = []
+        for text in bias:
+            cell, equals, value = text.partition("=")
+            number = _number(value) if equals else None
+            if number is None:
+                raise ConfigError(f"--bias ({text}) must read [LAYER:]EXPERT=VALUE, like 2:0=1.5.")
+            favoured.append((*_cell("--bias", cell, text), number))
+        return cls(
+            force=tuple(_int("--force-experts", part, force) for part in force.split(","))
+            if force is not None
+            else (),
+            ban=tuple(_cell("--ban-expert", text, text) for text in ban),
+            bias=tuple(favoured),
+        )
+
+    def apply(self, engine: Engine) -> None:
+        """Set the policy through the engine's control.
+
+        Raises:
+            RoutingError: an expert or a layer does not exist, or too few experts are left.
+        """
+        if self.force:
+            engine.control.force_experts(self.force)
+        for layer, expert in self.ban:
+            engine.control.ban_expert(layer, expert)
+        for layer, expert, value in self.bias:
+            engine.control.set_bias(layer, expert, value)
+
+
+def _cell(option: str, text: str, whole: str) -> tuple[int | None, int]:
+    layer, colon, expert = text.rpartition(":")
+    return (_int(option, layer, whole) if colon else None), _int(option, expert, whole)
+
+
+def _int(option: str, text: str, whole: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        form = "E,E,…" if option == "--force-experts" else "[LAYER:]EXPERT"
+        raise ConfigError(f"{option} ({whole}) must read {form} with whole numbers from 0.")
+    return int(text)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

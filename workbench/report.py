@@ -1,0 +1,113 @@
+"""The JSON reports of `generate` and `explain`, and the words for people made from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.events import Decision
+from workbench.output import count
+
+if TYPE_CHECKING:
+    from engine import Completion, Engine
+    from workbench.tally import Tally
+
+BALANCE_FORMULA = (
+    "mean over MoE layers of max(expert_counts) / mean(expert_counts); 1 is perfectly even"
+)
+
+
+def balance(expert_counts_LE: npt.NDArray[np.int64]) -> float | None:
+    """Return the balance by `BALANCE_FORMULA`, None when no expert ran.
+
+    Example: one layer with counts [6, 2, 0, 0] gives 6 / 2 = 3.
+    """
+    counts_LE = np.asarray(expert_counts_LE, np.float64)
+    if counts_LE.size == 0 or not counts_LE.sum():
+        return None
+    return float((counts_LE.max(-1) / counts_LE.mean(-1)).mean())
+
+
+def generation(
+    completion: Completion, engine: Engine, tally: Tally, seconds: float
+) -> dict[str, Any]:
+    """Return what one generation did.
+
+    `rows` counts each accepted token's pass once; every layer of `expert_counts` sums to
+    rows x top_k. Rows run again or thrown away stand in `extra_rows` by cause.
+    """
+    shape = engine.model_config
+    counts_LE = tally.expert_counts_LE
+    num_tokens = len(completion.token_ids)
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "prompt_token_ids": list(completion.prompt_token_ids),
+        "prompt_tokens": len(completion.prompt_token_ids),
+        "completion_tokens": num_tokens,
+        "finish_reason": completion.finish_reason,
+        "tokens_per_second": round(num_tokens / seconds, 3) if seconds > 0 else 0.0,
+        "logits_sha256": completion.logits_sha256,
+        "routing": {
+            "layers": len(counts_LE),
+            "experts": shape.num_experts,
+            "top_k": shape.top_k if len(counts_LE) else 0,
+            "rows": tally.rows["accepted"],
+            "extra_rows": tally.extra_rows,
+            "expert_counts": counts_LE.tolist(),
+            "table_version": tally.table_version,
+            "overhead_share": round(tally.overhead_share, 6),
+            "balance": {"value": balance(counts_LE), "formula": BALANCE_FORMULA},
+        },
+    }
+
+
+def generation_summary(report: dict[str, Any], seconds: float) -> str:
+    """Return a generation's report in two lines of text."""
+    routing = report["routing"]
+    lines = [
+        f"{count(report['completion_tokens'], 'token')} in {seconds:.2f} s "
+        f"({report['tokens_per_second']:.1f} tokens/s), ended by {report['finish_reason']}"
+    ]
+    if routing["layers"]:
+        counts_LE = np.asarray(routing["expert_counts"])
+        layer, expert = np.unravel_index(counts_LE.argmax(), counts_LE.shape)
+        share = counts_LE[layer, expert] / max(1, counts_LE[layer].sum())
+        extra = sum(routing["extra_rows"].values())
+        lines.append(
+            f"{count(routing['rows'], 'row')}{f' (+{extra} run again)' if extra else ''} x "
+            f"{count(routing['layers'], 'MoE layer')} x top-{routing['top_k']}: "
+            f"busiest is expert {expert} of layer {layer} with {share:.0%} of its layer; "
+            f"routing overhead {routing['overhead_share']:.1%} of step time"
+        )
+        lines.append(f"balance {routing['balance']['value']:.2f}  ({BALANCE_FORMULA})")
+    return "\n".join(lines)
+
+
+def explanation(decision: Decision, *, index: int, text: str) -> dict[str, Any]:
+    """Return one decision as the step recorded it."""
+    return {
+        "token": {"index": index, "id": decision.token_id, "text": text},
+        "layer": decision.layer,
+        "logits": decision.logits,
+        "scores": decision.scores,
+        "topk_ids": decision.topk_ids,
+        "topk_weights": decision.topk_weights,
+        "runner_up": decision.runner_up,
+        "margin": decision.margin,
+        "placements": [
+            {"expert": int(expert), "physical": int(physical), "device": int(device), "reason": why}
+            for expert, physical, device, why in zip(
+                decision.topk_ids,
+                decision.physical,
+                decision.devices,
+                decision.reasons,
+                strict=True,
+            )
+        ],
+        "table_version": decision.table_version,
+        "format": decision.format,
+        "source": list(decision.source),
+    }
