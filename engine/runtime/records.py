@@ -39,9 +39,10 @@ def step_event(
     """Build the event of one finished step."""
     records = step.records
     assert records is not None, "the step ran without records"
-    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16)
+    num_rows = len(step.token_ids_T)
+    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16, num_rows)
     identity = step.table.is_identity
-    phy_ids = topk_ids if identity else _stack([r.phy_ids_TK for r in records], torch.int16)
+    phy_ids = topk_ids if identity else _stack([r.phy_ids_TK for r in records], torch.int16, num_rows)
     num_tokens = [chunk.num_tokens for chunk in chunks]
     return StepEvent(
         step=number,
@@ -58,28 +59,32 @@ def step_event(
         causes=_causes(chunks, sum(num_tokens)),
         topk_ids=topk_ids,
         phy_ids=phy_ids,
-        topk_weights=_stack([r.gate.selection.topk_weights_TK for r in records], torch.float32),
-        margins=_margins(records),
+        topk_weights=_stack(
+            [r.gate.selection.topk_weights_TK for r in records], torch.float32, num_rows
+        ),
+        margins=_margins(records, num_rows),
         stage_ms=step.clock.spent_ms(),
         bad_rows=step.bad_rows,
         decisions=tuple(_decisions(chunks, step, records, phy_ids, number_format)),
     )
 
 
-def _stack(columns: list[torch.Tensor], dtype: torch.dtype) -> Any:
-    """Stack L tensors (T, K) to a (T, L, K) array."""
+def _stack(columns: list[torch.Tensor], dtype: torch.dtype, num_rows: int) -> Any:
+    """Stack L tensors (T, K) to a (T, L, K) array; a dense model's is (T, 0, 0)."""
     if not columns:
-        return np.empty((0, 0, 0), dtype=torch.empty(0, dtype=dtype).numpy().dtype)
+        return torch.empty((num_rows, 0, 0), dtype=dtype).numpy()
     return torch.stack(columns, dim=1).to(dtype).cpu().numpy()
 
 
-def _margins(records: list[LayerRecord]) -> Any:
+def _margins(records: list[LayerRecord], num_rows: int) -> Any:
     """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
     if not records:
-        return np.empty((0, 0), dtype=np.float32)
+        return np.empty((num_rows, 0), dtype=np.float32)
     k = records[0].gate.selection.topk_ids_TK.shape[1]
     edges = _stack(
-        [r.gate.selection.ranked_scores_TE[:, k - 1 : k + 1] for r in records], torch.float32
+        [r.gate.selection.ranked_scores_TE[:, k - 1 : k + 1] for r in records],
+        torch.float32,
+        num_rows,
     )
     if edges.shape[2] < 2:
         return np.full(edges.shape[:2], np.inf, dtype=np.float32)
