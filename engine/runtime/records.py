@@ -42,7 +42,9 @@ def step_event(
     num_rows = len(step.token_ids_T)
     topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16, num_rows)
     identity = step.table.is_identity
-    phy_ids = topk_ids if identity else _stack([r.phy_ids_TK for r in records], torch.int16, num_rows)
+    phy_ids = topk_ids
+    if not identity:
+        phy_ids = _stack([r.phy_ids_TK for r in records], torch.int16, num_rows)
     num_tokens = [chunk.num_tokens for chunk in chunks]
     return StepEvent(
         step=number,
