@@ -26,7 +26,7 @@ def combine(out_RD: Tensor, weights_TK: Tensor, row_of_N: Tensor) -> Tensor:
     num_tokens, k = weights_TK.shape
     if out_RD.shape[0] < row_of_N.numel():
         out_RD = torch.cat((out_RD, out_RD.new_zeros(1, out_RD.shape[1])))
-    gathered_TKD = out_RD.index_select(0, row_of_N).view(num_tokens, k, -1)
+    gathered_TKD = out_RD.index_select(0, row_of_N).view(num_tokens, k, out_RD.shape[1])
     products_TKD = gathered_TKD.float() * weights_TK.unsqueeze(-1)
     y_TD = products_TKD[:, 0]
     for slot in range(1, k):

@@ -34,9 +34,8 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return all that was held: nothing more will come."""
-        if not self.stopped:
-            self._append(self._utf8.decode(b"", final=True))
-        return self._release(len(self.text))
+        rest = "" if self.stopped else self._append(self._utf8.decode(b"", final=True))
+        return rest + self._release(len(self.text))
 
     def _append(self, new: str) -> str:
         start = max(0, len(self.text) - self._longest + 1)

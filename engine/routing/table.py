@@ -103,6 +103,8 @@ class RoutingTable:
                 f"table version {self.version}: a physical expert lies on device "
                 f"{self.rank_of_phy.max()}, but there are devices 0 to {self.num_devices - 1}."
             )
+        if not num_layers:  # a dense model's table
+            return
         if self.num_replicas.min() < 1 or self.num_replicas.max() > max_replicas:
             raise RoutingError(
                 f"table version {self.version}: every expert needs 1 to {max_replicas} replicas, "

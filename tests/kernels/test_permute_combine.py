@@ -1,0 +1,149 @@
+"""Pure data movement is compared bitwise; the weighted sum against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.kernels import grouped_gemm, reference, tiled
+from engine.kernels.combine import combine
+from engine.kernels.permute import permute
+from tests.numerics import close
+
+GROUPED = (grouped_gemm.grouped_mlp, tiled.grouped_mlp)
+
+
+def test_permutation_of_a_small_batch_is_that_of_the_docstring():
+    source, row_of, counts = permute(torch.tensor([[1, 0], [1, -1]]), 2)
+    assert source.tolist() == [0, 0, 1]
+    assert row_of.tolist() == [1, 0, 2, 3]
+    assert counts == [1, 2]
+
+
+@st.composite
+def ids_tables(draw):
+    experts = draw(st.integers(1, 12))
+    k = draw(st.integers(1, 4))
+    rows = st.lists(st.integers(-1, experts - 1), min_size=k, max_size=k)
+    return experts, k, draw(st.lists(rows, max_size=40))
+
+
+@settings(max_examples=120, deadline=None)
+@given(ids_tables())
+def test_every_pair_gets_one_row_of_its_expert_in_the_order_of_tokens(table):
+    experts, k, rows = table
+    ids = torch.tensor(rows, dtype=torch.int64).view(len(rows), k)
+    source, row_of, counts = permute(ids, experts)
+    starts = [sum(counts[:expert]) for expert in range(experts)]
+    wanted = {
+        expert: [token for token, row in enumerate(rows) for one in row if one == expert]
+        for expert in range(experts)
+    }
+    for expert in range(experts):
+        got = source[starts[expert] : starts[expert] + counts[expert]].tolist()
+        assert got == wanted[expert]
+    for pair, expert in enumerate(ids.flatten().tolist()):
+        row = int(row_of[pair])
+        if expert == -1:
+            assert row == len(source)
+        else:
+            assert starts[expert] <= row < starts[expert] + counts[expert]
+            assert int(source[row]) == pair // k
+    placed = [int(row) for row in row_of if int(row) < len(source)]
+    assert sorted(placed) == list(range(len(source)))
+
+
+def batch(tokens, experts, k, width, inner, *, loads="random", skip=False):
+    generator = torch.Generator().manual_seed(tokens * 1000 + experts)
+    x = torch.randn(tokens, width, generator=generator)
+    if loads == "one":
+        ids = torch.zeros(tokens, k, dtype=torch.int64)
+    else:
+        ids = torch.rand(tokens, experts, generator=generator).argsort(1)[:, :k]
+    if skip:
+        ids[::3, 0] = -1
+    weights = torch.rand(tokens, k, generator=generator)
+    gate_up = torch.randn(experts, 2 * inner, width, generator=generator) * width**-0.5
+    down = torch.randn(experts, width, inner, generator=generator) * inner**-0.5
+    return x, ids, weights, gate_up, down
+
+
+def run_moe(grouped, x, ids, weights, gate_up, down, experts=None):
+    experts = experts or list(range(len(gate_up)))
+    source, row_of, counts = permute(ids, len(experts))
+    out = grouped(x.index_select(0, source), counts, experts, gate_up, down)
+    return combine(out, weights, row_of)
+
+
+CASES = [
+    (1, 8, 2, 32, 16, {}),
+    (5, 8, 1, 32, 16, {"loads": "one"}),
+    (17, 5, 5, 48, 16, {}),
+    (33, 60, 4, 32, 48, {}),
+    (40, 8, 2, 32, 16, {"skip": True}),
+    (0, 8, 2, 32, 16, {}),
+    (7, 1, 1, 32, 16, {}),
+]
+
+
+@pytest.mark.parametrize("grouped", GROUPED)
+@pytest.mark.parametrize("case", CASES)
+def test_experts_and_combine_equal_the_oracle(grouped, case):
+    *shape, options = case
+    x, ids, weights, gate_up, down = batch(*shape, **options)
+    expected = reference.moe(x, ids, weights, gate_up, down)
+    actual = run_moe(grouped, x, ids, weights, gate_up, down)
+    assert actual.dtype == x.dtype
+    assert close(actual, expected, 2e-5)
+
+
+@pytest.mark.parametrize("grouped", GROUPED)
+def test_the_oracle_check_fails_for_wrong_experts(grouped):
+    x, ids, weights, gate_up, down = batch(17, 8, 2, 32, 16)
+    expected = reference.moe(x, ids, weights, gate_up, down)
+    swapped = gate_up.clone()
+    swapped[[0, 1]] = gate_up[[1, 0]]
+    assert not close(run_moe(grouped, x, ids, weights, swapped, down), expected, 2e-5)
+    normal = weights / weights.sum(1, keepdim=True)
+    assert not close(run_moe(grouped, x, ids, normal, gate_up, down), expected, 2e-5)
+    dropped = ids.clone()
+    dropped[4, 1] = -1
+    assert not close(run_moe(grouped, x, dropped, weights, gate_up, down), expected, 2e-5)
+    assert not close(torch.zeros_like(expected), expected, 2e-5)
+
+
+@pytest.mark.parametrize("grouped", GROUPED)
+def test_replicas_of_an_expert_share_its_weights(grouped):
+    x, ids, weights, gate_up, down = batch(20, 4, 2, 32, 16)
+    replicated = torch.where((ids == 1) & (torch.arange(20) % 2 == 0)[:, None], 4, ids)
+    once = run_moe(grouped, x, ids, weights, gate_up, down)
+    twice = run_moe(grouped, x, replicated, weights, gate_up, down, experts=[0, 1, 2, 3, 1])
+    assert close(twice, once, 1e-5)
+
+
+def test_poisoned_padding_never_reaches_a_token():
+    out = torch.tensor([[1.0, 2.0], [float("inf"), float("nan")], [3.0, 4.0]])[[0, 2]]
+    y = combine(out, torch.tensor([[0.5, 9.0], [1.0, 9.0]]), torch.tensor([0, 2, 1, 2]))
+    assert torch.equal(y, torch.tensor([[0.5, 1.0], [3.0, 4.0]]))
+
+
+def test_combine_adds_slots_in_order_and_accumulates_in_fp32():
+    out = torch.tensor([[1e8], [1.0], [-1e8]])
+    y = combine(out, torch.ones(1, 3), torch.tensor([0, 1, 2]))
+    assert y.item() == (torch.tensor(1e8) + 1.0 - 1e8).item()
+    half = combine(
+        torch.ones(3, 1, dtype=torch.bfloat16) / 256,
+        torch.full((1, 3), 1.0),
+        torch.tensor([0, 1, 2]),
+    )
+    assert half.dtype == torch.bfloat16 and half.item() == pytest.approx(3 / 256)
+
+
+def test_non_contiguous_rows_are_read_right():
+    x, ids, weights, gate_up, down = batch(9, 8, 2, 32, 16)
+    strided = torch.stack((x, x + 1), dim=-1)[..., 0]
+    assert not strided.is_contiguous()
+    expected = reference.moe(x, ids, weights, gate_up, down)
+    assert close(run_moe(GROUPED[1], strided, ids, weights, gate_up, down), expected, 2e-5)

@@ -1,0 +1,119 @@
+"""Choosing experts, held against the plain oracle on both paths."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from engine.kernels import reference
+from engine.kernels.tiled import topk as tiled_topk
+from engine.kernels.topk import topk_softmax
+from tests.numerics import close
+
+PATHS = (topk_softmax, tiled_topk)
+SHAPES = [(1, 8, 2), (5, 8, 1), (17, 8, 8), (33, 60, 4), (3, 5, 3), (40, 257, 8), (2, 512, 16)]
+
+
+def logits_of(tokens: int, experts: int, seed: int = 0, skew: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return skew * torch.randn(tokens, experts, generator=generator)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_ids_and_weights_equal_the_oracles(path, shape, renormalise):
+    tokens, experts, k = shape
+    for seed, skew in itertools.product(range(2), (0.1, 1.0, 8.0)):
+        logits = logits_of(tokens, experts, seed, skew)
+        ids, weights = reference.topk_softmax(logits, k, renormalise=renormalise)
+        chosen = path(logits, k, renormalise=renormalise)
+        assert torch.equal(chosen.topk_ids_TK, ids)
+        assert close(chosen.topk_weights_TK, weights, 1e-5)
+        assert chosen.topk_weights_TK.dtype == torch.float32
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_weights_of_a_small_row_are_those_of_the_docstring(path):
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    plain = path(logits, 2, renormalise=False).topk_weights_TK[0].tolist()
+    normal = path(logits, 2, renormalise=True).topk_weights_TK[0].tolist()
+    assert plain == pytest.approx([0.6439, 0.2369], abs=1e-4)
+    assert normal == pytest.approx([0.7311, 0.2689], abs=1e-4)
+
+
+def test_the_oracle_check_fails_for_wrong_choices():
+    logits = logits_of(9, 8)
+    ids, weights = reference.topk_softmax(logits, 2, renormalise=True)
+    unnormalised = topk_softmax(logits, 2, renormalise=False).topk_weights_TK
+    assert not close(unnormalised, weights, 1e-5)
+    assert not close(torch.zeros_like(weights), weights, 1e-5)
+    assert not close(weights[:-1], weights, 1e-5)
+    assert not torch.equal(ids.flip(1), ids)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_equal_scores_go_to_the_lower_expert(path):
+    chosen = path(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]] * 20), 2, renormalise=True)
+    assert chosen.topk_ids_TK.tolist() == [[1, 2]] * 20
+    assert chosen.ranked_ids_TE[0].tolist() == [1, 2, 3, 0, 4]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_broken_logits_still_choose_distinct_experts_with_finite_weights(path):
+    nan, inf = float("nan"), float("inf")
+    rows = [
+        [nan] * 8,
+        [inf] * 8,
+        [-inf] * 8,
+        [nan, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    chosen = path(torch.tensor(rows), 3, renormalise=True)
+    assert chosen.bad_rows == 4
+    assert chosen.topk_weights_TK.isfinite().all()
+    for ids in chosen.topk_ids_TK.tolist():
+        assert len(set(ids)) == 3 and set(ids) <= set(range(8))
+    assert chosen.topk_ids_TK[3, :2].tolist() == [2, 1]
+    assert chosen.topk_ids_TK[4].tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_tokens_give_empty_choices_of_the_right_kind(path):
+    chosen = path(torch.empty(0, 8), 2, renormalise=True)
+    assert chosen.topk_ids_TK.shape == (0, 2) and chosen.topk_ids_TK.dtype == torch.int64
+    assert chosen.topk_weights_TK.shape == (0, 2)
+    assert chosen.bad_rows == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_banned_experts_are_never_chosen_and_score_nothing(path):
+    logits = logits_of(50, 8)
+    banned = torch.tensor([True] + [False] * 5 + [True, False])
+    chosen = path(logits, 6, renormalise=True, banned_E=banned)
+    assert not {0, 6} & set(chosen.topk_ids_TK.flatten().tolist())
+    assert (chosen.scores_TE[:, banned] == 0).all()
+    allowed = logits.masked_fill(banned, float("-inf"))
+    assert close(chosen.scores_TE, torch.softmax(allowed.double(), -1), 1e-6)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_preferred_experts_come_first_with_their_own_scores(path):
+    logits = logits_of(50, 8)
+    preferred = torch.zeros(8, dtype=torch.bool)
+    preferred[[3, 5]] = True
+    chosen = path(logits, 3, renormalise=False, preferred_E=preferred)
+    assert {frozenset(row) for row in chosen.topk_ids_TK[:, :2].tolist()} == {frozenset((3, 5))}
+    scores = torch.softmax(logits.double(), -1)
+    assert close(chosen.topk_weights_TK, scores.gather(1, chosen.topk_ids_TK), 1e-6)
+    first, second = chosen.topk_weights_TK[:, 0], chosen.topk_weights_TK[:, 1]
+    assert (first >= second).all()
+
+
+def test_scores_rank_the_runner_up_right_behind_the_chosen():
+    logits = logits_of(30, 8)
+    chosen = topk_softmax(logits, 2, renormalise=True)
+    third = reference.topk_softmax(logits, 3, renormalise=False)[0][:, 2]
+    assert torch.equal(chosen.ranked_ids_TE[:, 2], third)

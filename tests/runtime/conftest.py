@@ -1,0 +1,65 @@
+"""The shipped model, loaded once for each way of running it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig
+
+MODEL = Path(__file__).parents[2] / "data/models/polyglot-moe"
+DRAFT = Path(__file__).parents[2] / "data/models/polyglot-draft"
+
+PROMPTS = [
+    "It is a truth universally",
+    "Sie können das Dokument speichern",
+    "Le serveur de messagerie",
+    "Y dijo el rey",
+    "您可以使用此命令",
+    "def read_file(self, path):\n    ",
+    "The sum of two real numbers",
+    "12 * 7 = ",
+]
+
+
+class Listener:
+    """A sink that keeps everything."""
+
+    def __init__(self):
+        self.enabled = True
+        self.events = []
+
+    def emit(self, event):
+        self.events.append(event)
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@cache
+def _engine(**options):
+    return Engine(EngineConfig(model=MODEL, num_blocks=512, **options))
+
+
+@pytest.fixture
+def shared_engine():
+    """Return engines by option, made once; tests must leave them idle and unchanged."""
+    return _engine
+
+
+@pytest.fixture
+def make_engine():
+    """Make an engine of the test's own, with a listener."""
+
+    def make(listener=None, faults=None, **options):
+        options = {"num_blocks": 256, "num_threads": 1} | options
+        return Engine(EngineConfig(model=MODEL, **options), sink=listener, faults=faults)
+
+    return make
+
+
+@pytest.fixture
+def prompts():
+    return list(PROMPTS)

@@ -1,0 +1,145 @@
+"""Operators and drills: every change through one door, between steps, as an event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine import SamplingParams
+from engine.errors import FaultError, RoutingError
+from engine.events import ControlEvent, StepEvent
+from engine.faults import POINTS, Faults
+from engine.routing.placement import assigned, contiguous
+from tests.runtime.conftest import Listener
+
+GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+def chosen(listener):
+    return np.concatenate([step.topk_ids for step in listener.of(StepEvent)])
+
+
+def test_a_banned_expert_disappears_from_its_layer_only(make_engine, prompts):
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.control.ban_expert(2, 5)
+    engine.generate(prompts, GREEDY)
+    ids = chosen(listener)
+    assert 5 not in ids[:, 2] and 5 in ids
+    listener.events.clear()
+    engine.control.clear_policy()
+    engine.generate(prompts, GREEDY)
+    assert 5 in chosen(listener)[:, 2]
+
+
+def test_forced_experts_run_in_every_row(make_engine):
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.control.force_experts([1, 6])
+    engine.generate(["Der Server"], GREEDY)
+    assert set(np.sort(chosen(listener), -1).reshape(-1, 2).flatten().tolist()) == {1, 6}
+
+
+def test_a_bias_draws_rows_to_an_expert(make_engine):
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.control.set_bias(None, 3, 50.0)
+    engine.generate(["Der Server"], GREEDY)
+    assert (chosen(listener)[..., 0] == 3).all()
+
+
+def test_refused_changes_leave_the_policy_as_it_was(make_engine):
+    engine = make_engine()
+    for change in (
+        lambda: engine.control.ban_expert(None, 99),
+        lambda: engine.control.force_experts([0, 1, 2]),
+        lambda: engine.control.set_bias(9, 0, 1.0),
+    ):
+        with pytest.raises(RoutingError):
+            change()
+    assert engine.control.policy.is_empty
+
+
+def test_a_published_table_is_read_by_the_next_step_and_moves_rows(make_engine):
+    listener = Listener()
+    engine = make_engine(listener, num_devices=4)
+    before = engine.table
+    engine.control.publish_table(assigned(4, [3, 3, 2, 2, 1, 1, 0, 0], 4, version=7))
+    engine.generate(["Der Server"], GREEDY)
+    assert {step.table_version for step in listener.of(StepEvent)} == {7}
+    said = listener.of(ControlEvent)[-1]
+    assert said.action == "publish_table" and said.detail["sha256"] != before.sha256()
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        (contiguous(4, 8, 2, version=1), "engine runs"),
+        (contiguous(3, 8, 4, version=1), "engine runs"),
+        (contiguous(4, 8, 4, version=0), "above the current"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(make_engine, table, word):
+    with pytest.raises(RoutingError, match=word):
+        make_engine(num_devices=4).control.publish_table(table)
+
+
+def test_every_fault_point_is_reached_and_costs_nothing_once_cleared(make_engine):
+    reached = {}
+    faults = Faults()
+
+    def note(point):
+        def fault(value):
+            reached[point] = reached.get(point, 0) + 1
+            return value
+
+        return fault
+
+    faults.set("weights.load", note("weights.load"))
+    engine = make_engine(None, faults)
+    for point in POINTS:
+        engine.control.inject(point, note(point), lease_s=60)
+    engine.generate(["Der Server"], GREEDY)
+    engine.control.publish_table(contiguous(4, 8, 1, version=1))
+    assert set(reached) == set(POINTS)
+    for point in POINTS:
+        engine.control.clear(point)
+    seen = dict(reached)
+    engine.generate(["Der Server"], GREEDY)
+    assert reached == seen and faults.active() == ()
+
+
+def test_a_fault_heals_by_itself_when_its_lease_ends(make_engine, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("engine.runtime.control.time.monotonic", lambda: clock[0])
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.control.inject("experts.compute", lambda rows: rows * 0, lease_s=5)
+    engine.generate(["Der"], GREEDY)
+    assert engine.control.state()["faults"] == ["experts.compute"]
+    clock[0] += 5
+    engine.generate(["Der"], GREEDY)
+    assert engine.control.state()["faults"] == []
+    assert [event.action for event in listener.of(ControlEvent)] == ["inject", "clear"]
+
+
+def test_bad_points_and_leases_are_refused(make_engine):
+    engine = make_engine()
+    with pytest.raises(FaultError, match="did you mean 'gate.logits'"):
+        engine.control.inject("gate.logit", lambda value: value, 5)
+    for lease in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(FaultError, match="lease_s"):
+            engine.control.inject("gate.logits", lambda value: value, lease)
+    with pytest.raises(FaultError):
+        engine.control.clear("nowhere")
+    assert engine.faults.active() == ()
+
+
+def test_state_says_what_is_in_force(make_engine):
+    engine = make_engine(num_devices=2)
+    engine.control.ban_expert(0, 1)
+    engine.control.set_bias(1, 2, 0.5)
+    state = engine.control.state()
+    assert state["banned"] == [(0, 1)] and state["bias"] == [[1, 2, 0.5]]
+    assert state["table_sha256"] == engine.table.sha256()
+    assert state["rank_of_phy"] == [0, 0, 0, 0, 1, 1, 1, 1]

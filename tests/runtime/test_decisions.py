@@ -1,0 +1,95 @@
+"""The whole record of a decision is what the step compared, checked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from engine import SamplingParams
+from engine.errors import RequestError
+from engine.events import StepEvent
+from tests.runtime.conftest import MODEL, Listener
+
+
+@pytest.fixture
+def recorded(make_engine):
+    listener = Listener()
+    engine = make_engine(listener, num_devices=4)
+    inputs = []
+    for layer in engine._runner.model.layers:
+        layer.moe.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
+    engine.add("Der Server ist", SamplingParams(max_tokens=3, ignore_eos=True), watch=(2, 5))
+    while engine.has_work:
+        engine.step()
+    decisions = [d for step in listener.of(StepEvent) for d in step.decisions]
+    return listener.of(StepEvent), decisions, inputs
+
+
+def test_watched_tokens_are_recorded_once_in_every_layer(recorded):
+    _, decisions, _ = recorded
+    assert sorted((d.position, d.layer) for d in decisions) == [
+        (position, layer) for position in (2, 5) for layer in range(4)
+    ]
+
+
+def test_a_decision_recomputed_by_hand_from_the_weights_is_the_same(recorded):
+    _, decisions, inputs = recorded
+    with safe_open(MODEL / "model.safetensors", "pt") as weights:
+        for decision in [d for d in decisions if d.position == 2]:
+            gate = weights.get_tensor(f"model.layers.{decision.layer}.mlp.gate.weight").double()
+            logits = (gate @ inputs[decision.layer][2].double()).numpy()
+            assert decision.logits == pytest.approx(logits, rel=1e-4, abs=1e-5)
+            scores = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+            assert decision.scores == pytest.approx(scores, rel=1e-4, abs=1e-6)
+            order = np.argsort(-scores)
+            assert decision.topk_ids.tolist() == order[:2].tolist()
+            assert decision.runner_up == order[2]
+            assert decision.margin == pytest.approx(scores[order[1]] - scores[order[2]], abs=1e-6)
+            kept = scores[order[:2]]
+            assert decision.topk_weights == pytest.approx(kept / kept.sum(), rel=1e-4)
+            assert not np.allclose(decision.topk_weights, kept)
+
+
+def test_a_decision_agrees_with_the_compact_record_of_its_row(recorded):
+    steps, decisions, _ = recorded
+    rows = {
+        int(position): (step, row) for step in steps for row, position in enumerate(step.positions)
+    }
+    for decision in decisions:
+        step, row = rows[decision.position]
+        assert decision.token_id == step.token_ids[row]
+        assert (decision.topk_ids == step.topk_ids[row, decision.layer]).all()
+        assert (decision.physical == step.phy_ids[row, decision.layer]).all()
+        assert (decision.topk_weights == step.topk_weights[row, decision.layer]).all()
+        assert decision.margin == step.margins[row, decision.layer]
+        assert (decision.devices == decision.physical // 2).all()
+
+
+def test_sources_point_at_lines_that_exist(recorded):
+    _, decisions, _ = recorded
+    root = MODEL.parents[2]
+    for place in decisions[0].source:
+        path, line = place.split(":")
+        text = (root / path).read_text().splitlines()[int(line) - 1]
+        assert text.lstrip().startswith(("def ", "@"))
+
+
+def test_a_watched_token_outside_the_request_is_refused(make_engine):
+    engine = make_engine()
+    with pytest.raises(RequestError, match="watched token"):
+        engine.add([5, 6], SamplingParams(max_tokens=1), watch=(3,))
+    with pytest.raises(RequestError, match="watched token"):
+        engine.add([5, 6], SamplingParams(max_tokens=1), watch=(-1,))
+
+
+def test_recording_is_a_copy_that_later_steps_do_not_change(make_engine):
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.generate(["Der Server"], SamplingParams(max_tokens=1, ignore_eos=True))
+    first = listener.of(StepEvent)[0]
+    kept = (first.topk_ids.copy(), first.topk_weights.copy(), first.positions.copy())
+    engine.generate(["Le serveur de"], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert (first.topk_ids == kept[0]).all() and (first.topk_weights == kept[1]).all()
+    assert (first.positions == kept[2]).all() and not torch.is_tensor(first.positions)

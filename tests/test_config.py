@@ -1,0 +1,93 @@
+"""Options are checked when they are made, with a sentence that helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig, ModelConfig, SamplingParams, from_mapping
+from engine.errors import ConfigError, WorkbenchError, nearest
+
+RAW = json.loads((Path(__file__).parents[1] / "data/models/polyglot-moe/config.json").read_text())
+
+
+def test_the_bundled_config_is_read():
+    config = ModelConfig.from_hf(RAW)
+    assert (config.num_experts, config.top_k, config.num_layers) == (8, 2, 4)
+    assert config.is_moe and config.tie_word_embeddings and config.norm_topk_prob
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model_type": "qwen3_mo"}, "did you mean 'qwen3_moe'"),
+        ({"num_experts_per_tok": 9}, "top_k"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+        ({"num_key_value_heads": 3}, "num_kv_heads"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"hidden_size": None}, "wrong type"),
+        ({"eos_token_id": 4096}, "eos_token_id"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_model_that_would_be_computed_wrong_is_refused(change, word):
+    with pytest.raises(ConfigError, match=word):
+        ModelConfig.from_hf(RAW | change)
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ConfigError, match="moe_intermediate_size"):
+        ModelConfig.from_hf({key: RAW[key] for key in RAW if key != "moe_intermediate_size"})
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"num_devices": 0}, "num_devices"),
+        ({"block_size": True}, "block_size"),
+        ({"deterministic": True, "dtype": "bfloat16"}, "deterministic"),
+        ({"deterministic": True, "num_threads": 2}, "num_threads"),
+    ],
+)
+def test_bad_engine_options_are_refused(options, word):
+    with pytest.raises(ConfigError, match=word):
+        EngineConfig(model="somewhere", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": "warm"},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"top_k": -1},
+        {"seed": -1},
+        {"stop": "END"},
+        {"stop": ("",)},
+        {"logprobs": 21},
+    ],
+)
+def test_bad_sampling_options_are_refused_by_name(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        SamplingParams(**options)
+
+
+def test_an_unknown_option_names_the_nearest_one():
+    with pytest.raises(ConfigError, match="did you mean 'num_devices'"):
+        from_mapping(EngineConfig, {"model": "x", "num_device": 2})
+    assert from_mapping(EngineConfig, {"model": "x", "num_devices": 2}).num_devices == 2
+    with pytest.raises(ConfigError, match="model"):
+        from_mapping(EngineConfig, {})
+
+
+def test_every_error_ends_as_a_sentence_and_has_an_exit_code():
+    assert nearest("gate.logit", ["gate.logits"]).startswith("; did you mean")
+    assert nearest("zzz", ["gate.logits"]) == "."
+    assert {WorkbenchError.exit_code, ConfigError.exit_code} == {1, 2}
