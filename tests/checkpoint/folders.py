@@ -43,7 +43,7 @@ def write_folder(
     (folder / "config.json").write_text(json.dumps(raw))
     (folder / "README.md").write_text("What it is.\n")
     if shards == 1:
-        save_file(tensors, folder / "model.safetensors")
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         save_shards(tensors, folder, shards)
     if manifest:
@@ -57,8 +57,10 @@ def save_shards(tensors: Tensors, folder: Path, shards: int) -> None:
         for i, name in enumerate(tensors)
     }
     for shard in set(where.values()):
-        save_file({n: t for n, t in tensors.items() if where[n] == shard}, folder / shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+        held = {name: tensor for name, tensor in tensors.items() if where[name] == shard}
+        save_file(held, folder / shard, metadata={"format": "pt"})
+    index = {"metadata": {"format": "pt"}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def random_tensors(raw: dict[str, object]) -> Tensors:
