@@ -6,6 +6,7 @@ The same steps and seed give the same run. A run folder with a checkpoint is con
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from engine.train.data import CORPUS
 from engine.train.export import export_model
 from engine.train.network import MODELS, Network
 from engine.train.tokenizer import train_tokenizer
-from engine.train.trainer import Reporting, TrainConfig, Trainer, train
+from engine.train.trainer import HISTORY, Reporting, TrainConfig, Trainer, train
 
 DEFAULT_STEPS = {"moe": 4000, "draft": 1500}
 NAMES = {"moe": "polyglot-moe", "draft": "polyglot-draft"}
@@ -83,6 +84,7 @@ def _run(options: argparse.Namespace) -> None:
     heldout = token_streams(tokenizer, "heldout", options.corpus)
     train(trainer, run, heldout, token_bytes(tokenizer), reporting, say)
     export_model(trainer.network.state_dict(), MODELS[options.model], tokenizer, out)
+    shutil.copyfile(run / HISTORY, out.with_name(f"{out.name}.{HISTORY}"))
     say(f"wrote {out}")
 
 

@@ -26,6 +26,8 @@ from engine.train.network import MODELS, Network
 from engine.train.optim import Optimiser, decay_start, rate_scale
 
 Say = Callable[[str], None]
+HISTORY = "history.jsonl"
+"""One line per held-out check; the report shows it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,11 @@ class TrainConfig:
             raise ConfigError(f"model ({self.model!r}) is unknown; use one of {sorted(MODELS)}.")
         if self.num_steps < 1:
             raise ConfigError(f"num_steps ({self.num_steps}) must be at least 1.")
+        longest = max(self.context, self.long_context)
+        if self.step_tokens < longest:
+            raise ConfigError(
+                f"step_tokens ({self.step_tokens}) must be at least {longest}, one context."
+            )
 
     def context_at(self, step: int) -> int:
         """Return the context length of one step."""
@@ -177,7 +184,11 @@ def train(
             trainer.save(folder)
         if done % reporting.check_every == 0 or last:
             bits = bits_by_domain(
-                trainer.network, heldout, bytes_V, num_windows=reporting.check_windows
+                trainer.network,
+                heldout,
+                bytes_V,
+                num_windows=reporting.check_windows,
+                context=config.context,
             )
             entry = {
                 "step": done,
@@ -185,7 +196,7 @@ def train(
                 "loss": round(average, 4),
                 "bits_per_byte": {name: round(value, 4) for name, value in bits.items()},
             }
-            _append(folder / "history.jsonl", entry)
+            _append(folder / HISTORY, entry)
             say(f"held-out bits per byte: {entry['bits_per_byte']}")
 
 
