@@ -269,6 +269,8 @@ class Aggregator:
             "requests": self._listing(now_s),
             "num_requests": len(self._requests),
             "controls": list(self._controls),
+            "facts": {},
+            "looking": None,
         }
 
     def _times(self) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Telemetry:
         self._framed_at = 0.0
         self._busy_share = 0.0
         self._failure: str | None = None
+        self._facts: dict[str, Any] = {}
         self._viewers: set[Viewer] = set()
         self._pending: list[tuple[Viewer, int, Future[Answer]]] = []
         self._listener = socket.create_server(("127.0.0.1", port), backlog=MAX_VIEWERS)
@@ -106,6 +107,10 @@ class Telemetry:
         Apart from the constructor because the engine, which has the tokenizer, is made later.
         """
         self._aggregator.prompt_text = prompt_text
+
+    def note(self, **facts: Any) -> None:
+        """Add facts that go into every frame as `meta["facts"]`; they must be fit for JSON."""
+        self._facts = {**self._facts, **facts}
 
     def emit(self, event: Event) -> None:
         """Take one event; costs an append."""
@@ -174,7 +179,7 @@ class Telemetry:
             "thread_share": self._busy_share,
             "failure": self._failure,
         }
-        frame = replace(frame, meta={**frame.meta, "looking": looking})
+        frame = replace(frame, meta={**frame.meta, "facts": self._facts, "looking": looking})
         self._frame, self._framed_at = frame, now
         if self._viewers:
             data = encode(frame)

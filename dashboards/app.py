@@ -1,0 +1,117 @@
+"""The dashboard's server: one table of pages, served on loopback without any outside request.
+
+The page's policy forbids the browser to load anything from elsewhere, and the websocket accepts
+only pages of this very server.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import panel as pn
+from panel.io.server import get_server
+from tornado.web import RequestHandler
+
+from dashboards import theme as themes
+from dashboards.page import Page
+from dashboards.pages import now
+from dashboards.source import Source
+from engine.errors import MachineError
+
+Build = Callable[[Source, str, Mapping[str, str], Mapping[str, Any]], Page]
+"""Takes source, theme, the address's arguments and what frames the page; called per session."""
+
+PORT_TRIES = 20
+
+
+class Route(NamedTuple):
+    """One page of the dashboard."""
+
+    path: str
+    title: str
+    build: Build
+
+
+ROUTES = (Route("/", "Now", now.build),)
+"""Path -> page. The order is that of the links on top of every page."""
+
+_TEMPLATE = (Path(__file__).parent / "template.html").read_text(encoding="utf-8")
+
+
+class Alive(RequestHandler):
+    """Says that the server answers; pages ask when their connection is lost."""
+
+    def get(self) -> None:
+        """Answer 200 with nothing to cache."""
+        self.set_header("Cache-Control", "no-store")
+        self.write("alive")
+
+
+def make_server(source: Source, port: int) -> Any:
+    """Return a Bokeh server that listens on the first free port from `port`, not started.
+
+    Raises:
+        MachineError: none of the `PORT_TRIES` ports from `port` is free.
+    """
+    pages = {route.path: _page(route, source) for route in ROUTES}
+    for candidate in range(port, port + PORT_TRIES):
+        try:
+            return get_server(
+                pages,
+                port=candidate,
+                address="127.0.0.1",
+                websocket_origin=[f"127.0.0.1:{candidate}", f"localhost:{candidate}"],
+                title={route.path: f"{route.title} · TokenRouter Workbench" for route in ROUTES},
+                extra_patterns=[(r"/alive", Alive)],
+                location=False,
+                check_unused_sessions_milliseconds=5000,
+                unused_session_lifetime_milliseconds=15000,
+            )
+        except OSError as fault:
+            if fault.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    raise MachineError(
+        f"no free port between {port} and {port + PORT_TRIES - 1}; choose another with --port."
+    )
+
+
+def _page(route: Route, source: Source) -> Callable[[], pn.Template]:
+    """Return what Bokeh calls for each session of `route`."""
+
+    def session() -> pn.Template:
+        chosen = arguments()
+        theme = chosen.get("theme", "")
+        theme = theme if theme in themes.THEMES else themes.THEMES[0]
+        page = route.build(source, theme, chosen, frame_of(chosen, theme))
+        template = pn.Template(_TEMPLATE)
+        template.add_panel("page", page)
+        template.add_variable("theme", theme)
+        template.add_variable("variables", themes.css_variables(theme))
+        template.add_variable("themed", "theme" in chosen)
+        return template
+
+    return session
+
+
+def arguments() -> dict[str, str]:
+    """Return the arguments in the address of the page, the last of each name."""
+    given: Mapping[str, list[bytes]] = pn.state.session_args
+    return {name: values[-1].decode("utf-8", "replace")[:64] for name, values in given.items()}
+
+
+def frame_of(chosen: Mapping[str, str], theme: str) -> dict[str, Any]:
+    """Return what surrounds every page: links to the pages, and to this one in the other theme."""
+    other = themes.THEMES[1 - themes.THEMES.index(theme)]
+    return {
+        "routes": [
+            {"title": route.title, "href": f".{route.path}?theme={theme}"} for route in ROUTES
+        ],
+        "other_theme": {
+            "name": other,
+            "word": other.capitalize(),
+            "href": f"?theme={other}",
+        },
+    }

@@ -1,0 +1,118 @@
+// Fills a skeleton with values, says what was drawn and what the reader did. See page.py.
+
+const LOST_MS = 5000; // this long without a beat: the dashboard's process is gone
+const RETRY_MS = 2000;
+
+export function render({ model, el }) {
+  const root = document.createElement("div");
+  root.className = "page";
+  let bindings = [];
+  let count = 0;
+  let lastBeat = performance.now();
+
+  const send = (name, value) => { model.event = { name, value, count: ++count }; };
+
+  const build = () => {
+    root.innerHTML = model.skeleton;
+    bindings = [];
+    for (const element of root.querySelectorAll("*")) {
+      for (const { name, value } of [...element.attributes]) {
+        if (name === "data-bind") bindings.push([element, null, value]);
+        else if (name.startsWith("data-bind-")) bindings.push([element, name.slice(10), value]);
+      }
+    }
+    for (const place of root.querySelectorAll("[data-child]")) {
+      const child = model.get_child(place.dataset.child);
+      if (child) place.replaceChildren(child);
+    }
+    for (const element of root.querySelectorAll("[data-send]")) {
+      const kind = element.tagName === "SELECT" ? "change" : "click";
+      element.addEventListener(kind, () => {
+        remember(element);
+        send(element.dataset.send, element.value);
+      });
+    }
+    for (const element of root.querySelectorAll("[data-open]")) {
+      element.addEventListener("click", () => dialog(element.dataset.open)?.showModal());
+    }
+    for (const element of root.querySelectorAll("[data-swap]")) {
+      element.addEventListener("click", (event) => {
+        // Change one argument of the address and keep the others.
+        const url = new URL(location.href);
+        const name = element.dataset.swap;
+        url.searchParams.set(name, new URL(element.href).searchParams.get(name));
+        event.preventDefault();
+        location.assign(url);
+      });
+    }
+    fill();
+  };
+
+  const dialog = (name) => root.querySelector(`dialog[data-name="${name}"]`);
+
+  const fill = () => {
+    const values = model.values;
+    for (const [element, attribute, key] of bindings) {
+      if (!(key in values)) continue;
+      const value = values[key];
+      if (attribute === null) {
+        const text = value === null ? "" : String(value);
+        if (element.textContent !== text) element.textContent = text;
+      } else if (attribute === "value") {
+        if (element.value !== value && root.getRootNode().activeElement !== element) {
+          element.value = value;
+        }
+      } else if (value === null || value === false) {
+        element.removeAttribute(attribute);
+      } else if (element.getAttribute(attribute) !== String(value)) {
+        element.setAttribute(attribute, value === true ? "" : value);
+      }
+    }
+    lastBeat = performance.now();
+    root.removeAttribute("data-lost");
+    if (values.beat) model.drawn = values.beat;
+  };
+
+  // The address holds the view: a control with data-url keeps its value there.
+  const remember = (element) => {
+    if (!("url" in element.dataset)) return;
+    const url = new URL(location.href);
+    url.searchParams.set(element.dataset.send, element.value);
+    history.replaceState(null, "", url);
+  };
+
+  const press = (name) => root.querySelector(`[data-key="${name}"]`)?.click();
+
+  const onKey = (event) => {
+    const target = event.composedPath()[0];
+    const typing = /^(INPUT|SELECT|TEXTAREA|BUTTON|A|SUMMARY)$/.test(target?.tagName ?? "");
+    if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
+    if (event.key === "?") dialog("help")?.showModal();
+    else if (event.key === " " && !typing) press("space");
+    else if (event.key === "m") press("m");
+    else if (event.key === "t") press("t");
+    else if (event.key === "d") press("d");
+    else return;
+    event.preventDefault();
+  };
+  document.addEventListener("keydown", onKey);
+
+  // When the dashboard's process has ended nobody else can say so; when it is back, start anew.
+  const watch = setInterval(async () => {
+    if (performance.now() - lastBeat < LOST_MS) return;
+    root.setAttribute("data-lost", "");
+    try {
+      const answer = await fetch("alive", { cache: "no-store" });
+      if (answer.ok && performance.now() - lastBeat >= LOST_MS) location.reload();
+    } catch { /* still gone */ }
+  }, RETRY_MS);
+
+  model.on("skeleton", build);
+  model.on("values", fill);
+  model.on("remove", () => {
+    clearInterval(watch);
+    document.removeEventListener("keydown", onKey);
+  });
+  build();
+  return root;
+}

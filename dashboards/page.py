@@ -1,0 +1,55 @@
+"""The component every page is made of: a skeleton of HTML and the values that fill it.
+
+The skeleton is ours and is drawn once. Values come many times a second and are set as text and
+attributes of the elements that name them, never as HTML: what a model writes stays text. Elements
+keep their identity, so focus, selection, scrolling and tooltips survive an update.
+
+    <b data-bind="tokens"></b>                  text of values["tokens"]
+    <path data-bind-d="spark"></path>           attribute d of values["spark"]; null removes it
+    <select data-send="domain"></select>        on change: event = {name, value}
+    <button data-send="pause"></button>         on click: event = {name, value: its value}
+    <a data-swap="theme" href="?theme=dark">     on click: that argument of the address changes alone
+    <div data-child="figure"></div>             where the Panel child `figure` goes
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import param
+from panel.custom import Child, JSComponent
+
+PATIENCE_S = 0.5
+"""A browser that has not drawn the last values is sent new ones after this long anyway."""
+_HERE = Path(__file__).parent
+
+
+class Page(JSComponent):
+    """A skeleton, its values, one child, and what the reader did."""
+
+    skeleton = param.String(default="", doc="HTML, written by us and trusted.")
+    values = param.Dict(default={}, doc="Name -> text, number, bool or None.")
+    figure = Child(doc="The plot that goes where the skeleton says.")
+    event = param.Dict(default={}, doc="What the reader did last: name, value, count.")
+    drawn = param.Integer(default=0, doc="The highest beat the browser has drawn.")
+
+    _esm = (_HERE / "page.js").read_text(encoding="utf-8")
+    _stylesheets = [(_HERE / "page.css").read_text(encoding="utf-8")]
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self._beat = 0
+        self._sent_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the browser has drawn the last values, or has had long enough."""
+        return self.drawn >= self._beat or time.monotonic() - self._sent_at > PATIENCE_S
+
+    def show(self, values: dict[str, Any]) -> None:
+        """Send the next values."""
+        self._beat += 1
+        self._sent_at = time.monotonic()
+        self.values = {**values, "beat": self._beat}

@@ -1,0 +1,148 @@
+"""Pure functions from a frame to what a page says: loads, words, numbers with their units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dashboards.source import IDLE_S
+from engine.events import ROUTING_STAGES
+from engine.runtime.telemetry import Message
+
+ALL = "all"
+"""The name of all domains together."""
+NOTHING = "–"
+"""Shown where there is no number."""
+IDLE_LOAD = 0.05
+"""Below this share of its fair share an expert is called idle."""
+
+DOMAIN_NAMES = {
+    ALL: "All domains",
+    "de": "German",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "zh": "Chinese",
+    "py": "Python",
+    "math": "Maths",
+    "num": "Arithmetic",
+}
+"""Names of the bundled corpus's domains; other labels are shown as they are."""
+
+COMPUTING_STAGES = ("embed", "attention", "gate", "experts", "combine", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy each expert is, as a multiple of its fair share of the layer's rows."""
+
+    share_LE: npt.NDArray[np.float32]
+    """1 is the fair share, 0 in an idle layer; at most E / K."""
+    rows: float
+    """Rows, smoothed, that the shares rest on."""
+    idle: bool
+    """Whether nothing has been routed of late; all shares are then 0."""
+
+
+def expert_load(frame: Message | None, domain: str = ALL) -> Load | None:
+    """Return the load by layer and expert; None before the engine has said what it is.
+
+    load = smoothed rows of the expert / (smoothed rows of its layer / number of experts)
+    """
+    if frame is None or "smoothed" not in frame.arrays:
+        return None
+    smoothed_GLE = frame.arrays["smoothed"]
+    domains: list[str] = frame.meta["domains"]
+    if domain == ALL:
+        rows_LE = smoothed_GLE.sum(axis=0)
+    elif domain in domains:
+        rows_LE = smoothed_GLE[domains.index(domain)]
+    else:
+        rows_LE = np.zeros(smoothed_GLE.shape[1:], np.float32)
+    top_k, experts = frame.meta["engine"]["top_k"], rows_LE.shape[1]
+    rows_L1 = rows_LE.sum(axis=1, keepdims=True)
+    rows = float(rows_L1.max(initial=0.0)) / top_k
+    idle_s = frame.meta["idle_s"]
+    if rows < 0.5 or idle_s is None or idle_s > IDLE_S:
+        return Load(np.zeros_like(rows_LE), 0.0, True)
+    share_LE = np.divide(rows_LE * experts, rows_L1, out=np.zeros_like(rows_LE), where=rows_L1 > 0)
+    return Load(share_LE.astype(np.float32), rows, False)
+
+
+def load_word(share: float) -> str:
+    """Say one expert's load: `idle`, or a multiple of the fair share."""
+    return "idle" if share < IDLE_LOAD else f"{share:.1f}×"
+
+
+def domain_name(label: str) -> str:
+    """Return a domain's name for people."""
+    return DOMAIN_NAMES.get(label, label or "unlabelled")
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Write a number with thin spaces between thousands, or a dash for none."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{value:,.{digits}f}".replace(",", "\u202f")
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Write a share of 0 to 1 in per cent, without the sign."""
+    return number(None if share is None else 100 * share, digits)
+
+
+def milliseconds(value: float | None) -> str:
+    """Write a time in ms with three figures."""
+    if value is None:
+        return NOTHING
+    return number(value, 2 if value < 10 else 1 if value < 100 else 0)
+
+
+def engine_line(frame: Message | None) -> str:
+    """Say in one line what runs."""
+    engine = frame.meta["engine"] if frame else None
+    if not engine:
+        return "Waiting for the engine"
+    devices = engine["num_devices"]
+    parts = [
+        engine["model"].rstrip("/").rsplit("/", 1)[-1],
+        f"{len(engine['moe_layers'])} MoE layers × {engine['num_experts']} experts",
+        f"top-{engine['top_k']}",
+        f"{devices} logical device{'s' if devices != 1 else ''}",
+        engine["dtype"] + (", deterministic" if engine["deterministic"] else ""),
+        f"routing table v{frame.meta['table_version']}" if frame else "",
+    ]
+    return "  ·  ".join(parts)
+
+
+def stage_kind(stage: str) -> str:
+    """Say whether a stage routes, computes, or does the rest."""
+    if stage in ROUTING_STAGES:
+        return "routing"
+    return "compute" if stage in COMPUTING_STAGES else "rest"
+
+
+def spark_path(values: Iterable[float], width: float = 100.0, height: float = 28.0) -> str:
+    """Return the SVG path of a line through `values`, from 0 at the bottom to their maximum.
+
+    NaN breaks the line. The newest value is at the right edge and the scale starts at 0, so that
+    a small wobble looks small.
+    """
+    values = list(values)
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    top = max(finite) or 1.0
+    step = width / max(1, len(values) - 1)
+    path, pen = [], "M"
+    for at, value in enumerate(values):
+        if not math.isfinite(value):
+            pen = "M"
+            continue
+        path.append(f"{pen}{at * step:.1f} {height - 1 - (height - 2) * value / top:.1f}")
+        pen = "L"
+    return "".join(path)

@@ -1,0 +1,234 @@
+"""`workbench start`: an engine on mixed traffic, and the live dashboard beside it.
+
+The engine runs in this process, on its main thread: one process fewer to lose, signals arrive
+where the loop is, and killing this process ends the engine with it. The dashboard is a child by
+command; it is started first, so that its imports run beside the engine's. However this ends, the
+child ends too (see `workbench.lifecycle`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from typing import Any
+
+from engine.errors import ConfigError, MachineError, RequestError
+from engine.runtime.telemetry import Message, Telemetry
+from workbench import paths
+from workbench.desk import Desk
+from workbench.lifecycle import Child, Ended, ending_signals, own_identity, python_command
+from workbench.traffic import Traffic, corpus_prompts
+
+DEFAULT_PORT = 5006
+READY_S = 60.0
+"""How long the dashboard may take to answer."""
+RATES_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.5
+_NEEDED = ("panel", "bokeh", "psutil")
+
+
+def start(
+    *,
+    model: str = paths.DEFAULT_MODEL,
+    port: int = DEFAULT_PORT,
+    devices: int = 4,
+    running: int = 8,
+    threads: int | None = None,
+    seconds: float | None = None,
+    as_json: bool = False,
+) -> int:
+    """Run engine and dashboard until asked to end; return the exit code.
+
+    Args:
+        model: model folder, or the name of a bundled model.
+        port: first port to try for the dashboard; the next free one is taken.
+        devices: logical devices the experts are spread over.
+        running: requests kept running.
+        threads: threads of one product; None takes half of the cores, the rest is for watching.
+        seconds: end by itself after so long.
+        as_json: print one JSON line with the addresses on stdout, and rates on stderr.
+
+    Raises:
+        ConfigError: an option has a value that is not allowed.
+        CheckpointError: the model folder is missing or damaged.
+        MachineError: a package is missing, or the dashboard did not start or has ended.
+    """
+    began = time.monotonic()
+    require_packages()
+    folder = paths.model_folder(model)
+    _check(port, seconds)
+    say = _Speaker(as_json)
+    try:
+        with ending_signals(), ExitStack() as stack:
+            desk = Desk()
+            telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
+            child = stack.enter_context(_dashboard(telemetry, port))
+            _announce(child, say, began)
+            engine, traffic = _engine(folder, devices, running, threads, telemetry)
+            stack.enter_context(closing(engine))
+            desk.handle("traffic", lambda detail: _set_traffic(traffic, telemetry, detail))
+            _set_traffic(traffic, telemetry, {"paused": False})
+            say.note(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
+            _loop(engine, traffic, desk, telemetry, child, say, seconds)
+    except Ended as ended:
+        say.note(f"{ended.name}: the engine and the dashboard have ended")
+    return 0
+
+
+def require_packages() -> None:
+    """Refuse to start without the packages of the extra `ui`.
+
+    Raises:
+        MachineError: one is missing.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            f"the dashboard needs {', '.join(missing)}; install the extra with "
+            "`pip install -e '.[ui]'`."
+        )
+
+
+def _check(port: int, seconds: float | None) -> None:
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"port ({port}) must lie between 1 and 65535.")
+    if seconds is not None and seconds <= 0:
+        raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
+
+
+@contextlib.contextmanager
+def _dashboard(telemetry: Telemetry, port: int) -> Iterator[Child]:
+    """Start the dashboard's process; end it however the block ends."""
+    host, stream_port = telemetry.address
+    command = python_command(
+        "dashboards",
+        f"--address={host}:{stream_port}",
+        "--key-file=-",
+        f"--port={port}",
+        f"--parent={own_identity()}",
+    )
+    child = Child("dashboard", command, first_line=telemetry.key.hex(), folder=paths.root())
+    try:
+        yield child
+    finally:
+        child.stop()
+
+
+def _announce(child: Child, say: _Speaker, began: float) -> None:
+    """Print the address once the page answers; on a thread, while the engine loads."""
+
+    def wait() -> None:
+        # A child that ends or stays silent is told by the loop, which looks at it.
+        with contextlib.suppress(MachineError, OSError):
+            url = str(child.report(READY_S)["url"])
+            with urllib.request.urlopen(url, timeout=READY_S) as answer:
+                answer.read()
+            say.ready(url, child.pid, time.monotonic() - began)
+
+    threading.Thread(target=wait, name="announce", daemon=True).start()
+
+
+def _engine(
+    folder: Any, devices: int, running: int, threads: int | None, telemetry: Telemetry
+) -> tuple[Any, Traffic]:
+    """Load the model and the prompts; torch is imported here and not before."""
+    from engine import Engine, EngineConfig
+
+    config = EngineConfig(
+        model=folder,
+        num_devices=devices,
+        num_threads=threads or max(1, (os.cpu_count() or 2) // 2),
+    )
+    traffic = Traffic(corpus_prompts(), running)
+    engine = Engine(config, sink=telemetry)
+    telemetry.show_prompts(engine.tokenizer.decode)
+    return engine, traffic
+
+
+def _set_traffic(
+    traffic: Traffic, telemetry: Telemetry, detail: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Pause or resume: the control message `traffic`."""
+    paused = detail.get("paused")
+    if not isinstance(paused, bool):
+        raise RequestError(f"paused ({paused!r}) must be true or false.")
+    traffic.paused = paused
+    telemetry.note(paused=paused)
+    return {"paused": paused}
+
+
+def _loop(
+    engine: Any,
+    traffic: Traffic,
+    desk: Desk,
+    telemetry: Telemetry,
+    child: Child,
+    say: _Speaker,
+    seconds: float | None,
+) -> None:
+    """Step until the time is up, a signal raises `Ended`, or the dashboard has ended."""
+    now = time.monotonic()
+    end = now + seconds if seconds is not None else float("inf")
+    look_at, rates_at = now, now + RATES_EVERY_S
+    busy = True
+    while now < end:
+        desk.serve(0.0 if busy else 0.05)
+        busy = traffic.step(engine)
+        now = time.monotonic()
+        if now >= look_at:
+            look_at = now + _LOOK_EVERY_S
+            if not child.alive():
+                raise MachineError(child.epitaph())
+        if now >= rates_at:
+            rates_at = now + RATES_EVERY_S
+            say.note(rates(telemetry.latest))
+
+
+def rates(frame: Message | None) -> str:
+    """Say in one line how fast the engine goes."""
+    meta = frame.meta if frame else {}
+    if not meta.get("step_p50_ms"):
+        return "idle"
+    viewers = meta["looking"]["viewers"]
+    return (
+        f"{meta['generated_per_s']:,.0f} tokens/s, {meta['num_running']} running, "
+        f"step {meta['step_p50_ms']:.1f} ms (median), "
+        f"routing overhead {meta['overhead_share']:.1%}, "
+        f"{viewers} viewer{'' if viewers == 1 else 's'}"
+    )
+
+
+class _Speaker:
+    """Says what happens; a terminal that has gone away ends the program like a signal."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def ready(self, url: str, pid: int, seconds: float) -> None:
+        """Print the address, once."""
+        if self._as_json:
+            report = {"url": url, "pid": os.getpid(), "dashboard_pid": pid,
+                      "ready_s": round(seconds, 2)}  # fmt: skip
+            self._print(json.dumps(report), sys.stdout)
+        else:
+            self._print(f"\n  Dashboard  {url}\n\n  Ctrl-C ends it.\n", sys.stdout)
+
+    def note(self, text: str) -> None:
+        """Print one line with the time."""
+        stream = sys.stderr if self._as_json else sys.stdout
+        self._print(f"{time.strftime('%H:%M:%S')}  {text}", stream)
+
+    def _print(self, text: str, stream: Any) -> None:
+        try:
+            print(text, file=stream, flush=True)
+        except OSError:
+            if threading.current_thread() is threading.main_thread():
+                raise Ended("the terminal has closed") from None

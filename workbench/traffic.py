@@ -1,0 +1,114 @@
+"""Mixed traffic: prompts from the corpus's held-out texts, so many running at a time.
+
+Held-out texts are ones the bundled model has not been trained on. The same seed gives the same
+prompts in the same order.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+TEXTS_PER_DOMAIN = 24
+PROMPT_CHARACTERS = 90
+_WIDE_CHARACTERS = 36
+"""Length of a prompt in a script that writes a word with one or two characters."""
+NEW_TOKENS = (64, 144)
+"""Fewest and most new tokens of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to go on from, and the domain it is from."""
+
+    domain: str
+    text: str
+
+
+def corpus_prompts(texts: int = TEXTS_PER_DOMAIN, seed: int = 0) -> list[Prompt]:
+    """Return excerpts of held-out texts of every domain, in a mixed order.
+
+    Raises:
+        ConfigError: the corpus is missing.
+    """
+    from engine.train.data import DOMAINS, documents
+
+    rng = random.Random(seed)
+    by_domain = [
+        deque(
+            Prompt(domain, excerpt(document.text, rng))
+            for document in islice(documents(domain, "heldout"), texts)
+        )
+        for domain in DOMAINS
+    ]
+    mixed: list[Prompt] = []
+    while any(by_domain):
+        # One of each domain a round, in a new order each time: any stretch of traffic is mixed.
+        round_ = [queue.popleft() for queue in by_domain if queue]
+        rng.shuffle(round_)
+        mixed += round_
+    if not mixed:
+        raise ConfigError("the corpus holds no held-out text; rebuild it with engine.train.corpus.")
+    return mixed
+
+
+def excerpt(text: str, rng: random.Random) -> str:
+    """Return a piece of `text` that starts at the start of a line and ends between words."""
+    lines = [match.start() for match in re.finditer(r"^(?=\S)", text, re.MULTILINE)]
+    early = [at for at in lines if at + PROMPT_CHARACTERS <= len(text)] or [0]
+    piece = text[rng.choice(early) :]
+    wide = sum(ord(character) > 0x2E80 for character in piece[:40]) > 20
+    length = _WIDE_CHARACTERS if wide else PROMPT_CHARACTERS
+    if len(piece) <= length:
+        return piece.rstrip() or text[:length]
+    cut = piece[:length]
+    return cut if wide else (cut.rpartition(" ")[0].rstrip() or cut)
+
+
+class Traffic:
+    """Keeps an engine busy with `running` requests at a time."""
+
+    def __init__(self, prompts: Sequence[Prompt], running: int, seed: int = 0) -> None:
+        if running < 1:
+            raise ConfigError(f"running ({running}) must be at least 1.")
+        self.paused = False
+        """While set, no new requests are added; those that run go on to their ends."""
+        self._prompts = prompts
+        self._running = running
+        self._rng = random.Random(seed)
+        self._added = 0
+        self._alive: set[int] = set()
+
+    def step(self, engine: Engine) -> bool:
+        """Add what is missing and run one step; return whether there was anything to do."""
+        while len(self._alive) < self._running and not self.paused:
+            self._add(engine)
+        if not engine.has_work:
+            return False
+        for output in engine.step():
+            if output.finished:
+                self._alive.discard(output.request_id)
+        return True
+
+    def _add(self, engine: Engine) -> None:
+        from engine import SamplingParams
+
+        prompt = self._prompts[self._added % len(self._prompts)]
+        params = SamplingParams(
+            max_tokens=self._rng.randint(*NEW_TOKENS),
+            temperature=0.8,
+            top_p=0.95,
+            seed=self._rng.getrandbits(31),
+        )
+        self._alive.add(engine.add(prompt.text, params, label=prompt.domain))
+        self._added += 1
