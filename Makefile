@@ -26,7 +26,7 @@ start: $(STAMP)  ## run the engine and its live page, print the URL; Ctrl-C ends
 
 test: check  ## lint, types, then the test suite with the coverage of engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser and not slow' \
-	    --cov=engine --cov-report=term $(ARGS)
+	    --cov=engine --cov-report=term --cov-fail-under=85 $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
