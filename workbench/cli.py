@@ -49,19 +49,23 @@ def _run(argv: list[str]) -> int:
     except WorkbenchError as wrong:
         return _fail(str(wrong), wrong.exit_code)
     except usage_error as wrong:
-        return _fail(_usage(wrong), 2)
+        return _fail(_usage(wrong, argv), 2)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit as left:  # typer's way to say that the reader of stdout went away
         return _reader_left() if left.code == 1 else int(left.code or 0)
 
 
-def _usage(wrong: Exception) -> str:
-    """Return a usage error as a sentence that says where help is."""
-    message: str = wrong.format_message()  # type: ignore[attr-defined]
+def _usage(wrong: Exception, argv: list[str]) -> str:
+    """Return a usage error as a sentence that names the value and says where help is."""
+    message: str = wrong.format_message().rstrip(".")  # type: ignore[attr-defined]
+    for option in getattr(getattr(wrong, "param", None), "opts", ()):
+        for word, following in zip(argv, [*argv[1:], ""], strict=True):
+            if word == option and following and following not in message:
+                message += f" (it was {following!r})"
     context = getattr(wrong, "ctx", None)
     path = context.command_path if context is not None else "workbench"
-    return f"{message.rstrip('.')}; see '{path} --help'."
+    return f"{message}; see '{path} --help'."
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -161,7 +161,9 @@ def _product() -> Check:
         error = float((product - right).abs().max() / right.abs().max())
         if not error < 1e-2:
             return Check(
-                "matrix product", "fail", f"wrong on {device} by {error:.1e}",
+                "matrix product",
+                "fail",
+                f"wrong on {device} by {error:.1e}",
                 "reinstall torch; on a GPU check the driver.",
             )
     return Check("matrix product", "ok", f"right on {' and '.join(devices)}")
@@ -172,7 +174,9 @@ def _communication() -> Check:
 
     if not dist.is_available():
         return Check(
-            "communication", "warn", "torch.distributed is missing",
+            "communication",
+            "warn",
+            "torch.distributed is missing",
             "logical devices in one process work; ranks in several processes do not.",
         )
     found = [
@@ -220,7 +224,9 @@ def _shared_memory() -> Check:
     if total >= MIN_SHM_BYTES:
         return Check("shared memory", "ok", size(total))
     return Check(
-        "shared memory", "warn", size(total),
+        "shared memory",
+        "warn",
+        size(total),
         "ranks in several processes may run out; start the container with --shm-size=1g.",
     )
 
@@ -254,7 +260,9 @@ def _port() -> Check:
             probe.bind(("127.0.0.1", 0))
         except OSError as wrong:
             return Check(
-                "loopback port", "fail", f"127.0.0.1 cannot be bound: {wrong.strerror}",
+                "loopback port",
+                "fail",
+                f"127.0.0.1 cannot be bound: {wrong.strerror}",
                 "allow loopback sockets; the dashboard and its stream need them.",
             )
         return Check("loopback port", "ok", f"127.0.0.1 gives ports, {probe.getsockname()[1]} now")
@@ -287,7 +295,9 @@ def _screens() -> Check:
         found = ", ".join(f"{name} {version(name)}" for name in ("panel", "jupyterlab"))
         return Check("screens", "ok", found)
     return Check(
-        "screens", "warn", f"{', '.join(missing)} not installed",
+        "screens",
+        "warn",
+        f"{', '.join(missing)} not installed",
         "`workbench start` needs the extra 'ui'; generate, explain and trace work without.",
     )
 
@@ -296,7 +306,9 @@ def _transformers() -> Check:
     if find_spec("transformers"):
         return Check("transformers", "ok", version("transformers"))
     return Check(
-        "transformers", "warn", "not installed",
+        "transformers",
+        "warn",
+        "not installed",
         "`bench decode` compares with it; install the extra 'hf'.",
     )
 
@@ -310,6 +322,8 @@ def _browser() -> Check:
     if any(cache.glob("chromium*")):
         return Check("browser", "ok", f"Playwright's Chromium in {cache}")
     return Check(
-        "browser", "warn", "no Chromium in the path",
+        "browser",
+        "warn",
+        "no Chromium in the path",
         "any browser shows the dashboard; screenshots and browser tests need Chromium.",
     )

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 ModelOption = Annotated[
     str,
-    typer.Option(
-        "--model", metavar="DIR", help="Model folder, or the name of a bundled model."
-    ),
+    typer.Option("--model", metavar="DIR", help="Model folder, or the name of a bundled model."),
 ]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number format of the weights.")

@@ -49,8 +49,14 @@ class Policy:
         """Set the policy through the engine's control.
 
         Raises:
+            ConfigError: the model is dense, so that the policy would have no effect.
             RoutingError: an expert or a layer does not exist, or too few experts are left.
         """
+        if self != Policy() and not engine.model_config.is_moe:
+            raise ConfigError(
+                "--force-experts, --ban-expert and --bias need a model with experts; "
+                "this one is dense, leave them out."
+            )
         if self.force:
             engine.control.force_experts(self.force)
         for layer, expert in self.ban:

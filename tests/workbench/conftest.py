@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,7 @@ def _same(one: Any, other: Any) -> bool:
             _same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
         )
     if isinstance(one, tuple | list):
-        return (
-            type(one) is type(other)
-            and len(one) == len(other)
-            and all(map(_same, one, other))
-        )
+        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and one == other
 
 
@@ -32,3 +31,43 @@ def _same(one: Any, other: Any) -> bool:
 def same() -> Callable[[Any, Any], bool]:
     """Compare two values, records and arrays included, by type and bit."""
     return _same
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on stdout; fails if anything else is there."""
+        assert self.code == 0, self.err
+        assert self.out.count("\n") == 1 and self.out.endswith("}\n")
+        value = json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+        assert isinstance(value, dict)
+        return value
+
+    def assert_refused(self, code: int, *words: str) -> None:
+        """Check that the command said one sentence on stderr and nothing on stdout."""
+        assert (self.code, self.out) == (code, ""), self
+        assert self.err.startswith("workbench: ") and self.err.endswith((".\n", "?\n")), self.err
+        assert self.err.count("\n") == 1 and "Traceback" not in self.err
+        for word in words:
+            assert word in self.err
+
+
+@pytest.fixture
+def workbench(capfd, monkeypatch) -> Callable[..., Ended]:
+    """Run the command line in this process: `workbench("generate", "text", stdin=b"")`."""
+    from workbench.cli import main
+
+    def run(*argv: str | Path, stdin: bytes = b"") -> Ended:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = main([str(word) for word in argv])
+        out, err = capfd.readouterr()
+        return Ended(code, out, err)
+
+    return run

@@ -76,9 +76,7 @@ def _measure(
     }
 
 
-def _round(
-    plain: Engine, recording: Engine, batch: int, tokens: int
-) -> list[tuple[float, float]]:
+def _round(plain: Engine, recording: Engine, batch: int, tokens: int) -> list[tuple[float, float]]:
     """Return (milliseconds without, milliseconds with) of each pair of steps."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for engine in (plain, recording):
@@ -106,5 +104,3 @@ def _timed(engine: Engine) -> float:
     began = time.perf_counter()
     engine.step()
     return (time.perf_counter() - began) * 1e3
-
-

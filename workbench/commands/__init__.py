@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.commands import bench, doctor, explain, generate, model, trace
+from workbench.commands import bench, doctor, explain, generate, model, start, trace
 
 app = typer.Typer(
     name="workbench",
@@ -39,6 +39,7 @@ def workbench(
     """See, step through, break and repair token-level Mixture-of-Experts routing."""
 
 
+app.command("start")(start.start)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.add_typer(trace.app, name="trace")

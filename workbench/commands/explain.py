@@ -22,7 +22,7 @@ from workbench.output import print_json
 if TYPE_CHECKING:
     from engine.events import Decision
 
-BAR_CELLS = 16
+BAR_CELLS = 10
 
 
 def explain(
@@ -64,9 +64,7 @@ def explain(
         _show(result)
 
 
-def decide(
-    prompt: str, *, token: int, layer: int, **engine_options: Any
-) -> tuple[Decision, str]:
+def decide(prompt: str, *, token: int, layer: int, **engine_options: Any) -> tuple[Decision, str]:
     """Run the prompt once and return the recorded decision and the token's text.
 
     Raises:
@@ -92,9 +90,7 @@ def decide(
         while engine.has_work:
             engine.step()
         token_text = engine.tokenizer.token(token_ids[token])
-    found = [
-        d for d in recorder.trace().decisions if d.position == token and d.layer == layer
-    ]
+    found = [d for d in recorder.trace().decisions if d.position == token and d.layer == layer]
     assert len(found) == 1, f"{len(found)} decisions were recorded for one token in one layer"
     return found[0], token_text
 
@@ -112,7 +108,8 @@ def _show(result: dict[str, Any]) -> None:
     for name in ("", "expert", "logit", "score", "weight"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_column("")
-    table.add_column("where", overflow="fold")
+    table.add_column("physical", justify="right")
+    table.add_column("placed as", overflow="fold")
     order = sorted(range(len(result["scores"])), key=lambda e: -float(result["scores"][e]))
     for expert in [*chosen, *(e for e in order if e not in chosen)]:
         is_next = expert == result["runner_up"]
@@ -124,7 +121,8 @@ def _show(result: dict[str, Any]) -> None:
             f"{float(result['scores'][expert]):.4f}",
             f"{weight[expert]:.4f}" if expert in weight else "",
             Text("█" * round(BAR_CELLS * weight.get(expert, 0.0))),
-            _place(where[expert]) if expert in where else "",
+            str(where[expert]["physical"]) if expert in where else "",
+            where[expert]["reason"] if expert in where else "",
             style="bold" if expert in chosen else None if is_next else "dim",
         )
     console = Console(highlight=False)
@@ -133,14 +131,6 @@ def _show(result: dict[str, Any]) -> None:
     console.print(Text(f"{head}, {how}\n"))
     console.print(table)
     if result["runner_up"] >= 0:
-        console.print(
-            Text(
-                f"\nMargin {float(result['margin']):.4f}: by so much did the last chosen expert "
-                f"lead expert {result['runner_up']}."
-            )
-        )
+        lead = f"the score by which the last chosen expert led expert {result['runner_up']}"
+        console.print(Text(f"\nMargin {float(result['margin']):.4f}: {lead}."))
     console.print(Text("Decided in " + " → ".join(result["source"])))
-
-
-def _place(place: dict[str, Any]) -> str:
-    return f"physical {place['physical']}, {place['reason']}"

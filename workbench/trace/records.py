@@ -116,9 +116,7 @@ def unpack_decisions(texts: Any, columns: dict[str, Array]) -> tuple[Decision, .
     for line, text in enumerate(texts):
         if not isinstance(text, dict) or text.keys() != set(_TEXTS):
             raise TraceError(f"a decision does not have the texts {', '.join(_TEXTS)}.")
-        values = {
-            name: _checked(Decision, name, known[name], text[name]) for name in _TEXTS
-        }
+        values = {name: _checked(Decision, name, known[name], text[name]) for name in _TEXTS}
         for name in known.keys() - set(_TEXTS):
             value = columns[f"decisions/{name}"][line]
             values[name] = value if value.ndim else value.item()

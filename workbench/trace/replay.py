@@ -32,9 +32,7 @@ def replay(
     return _play(trace, speed, sleep)
 
 
-def _play(
-    trace: Trace, speed: float | None, sleep: Callable[[float], None]
-) -> Iterator[Event]:
+def _play(trace: Trace, speed: float | None, sleep: Callable[[float], None]) -> Iterator[Event]:
     yield trace.start
     steps = ((int(o), i) for i, o in enumerate(trace.columns["steps/order"]))
     notes = ((order, note) for order, note in trace.notes)

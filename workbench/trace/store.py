@@ -204,9 +204,7 @@ def _members(
     return members
 
 
-def _read_manifest(
-    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]
-) -> dict[str, Any]:
+def _read_manifest(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> dict[str, Any]:
     manifest = _read_json(archive, members["manifest.json"])
     if manifest.get("format") != FORMAT:
         raise TraceError(f"its manifest says format {manifest.get('format')!r}, not {FORMAT!r}.")

@@ -111,9 +111,7 @@ def decision(
     )
 
 
-def run(
-    start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0
-) -> Iterator[Event]:
+def run(start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0) -> Iterator[Event]:
     """Yield a whole run: start, requests, steps with text after each, ends."""
     yield start
     for request in range(rows):

@@ -152,9 +152,7 @@ _STEP_NUMBERS = (
     "num_prefill_rows",
     "bad_rows",
 )
-_DECISION_COLUMNS = tuple(
-    f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS
-)
+_DECISION_COLUMNS = tuple(f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS)
 
 
 def _names(table: str) -> list[str]:

@@ -1,0 +1,42 @@
+"""`workbench start`: the engine at work on mixed traffic, and the live dashboard beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from workbench import paths
+from workbench.options import DevicesOption, JsonOption, ModelOption
+
+
+def start(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    port: Annotated[
+        int, typer.Option(help="First port to try for the dashboard; the next free one is taken.")
+    ] = 5006,
+    devices: DevicesOption = 4,
+    running: Annotated[int, typer.Option(help="Requests kept running.")] = 8,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads of one product; without it, half of the cores."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End after so many seconds; without it, on Ctrl-C.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start engine and dashboard, print the address; Ctrl-C ends both."""
+    from workbench.start import start as run
+
+    code = run(
+        model=model,
+        port=port,
+        devices=devices,
+        running=running,
+        threads=threads,
+        seconds=seconds,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
