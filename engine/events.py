@@ -1,8 +1,9 @@
 """What the engine says about itself: one record per thing that happened, and who listens.
 
-Events carry numbers, ids and numpy arrays in host memory, never device tensors and never a
-reference to engine state, so a listener may keep them. `-1` means "no expert". A listener that
-falls behind must drop, not wait: `emit` runs inside the step.
+Treat every record as read-only. Those made once a step or a token are not frozen, because freezing
+makes a record cost ten times as much. Events carry numbers, ids and numpy arrays in host memory,
+never device tensors and never a reference to engine state, so a listener may keep them. `-1` means
+"no expert". A listener that falls behind must drop, not wait: `emit` runs inside the step.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Decision:
     """`engine/…py:line` of each stage, in the order a token meets them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepEvent:
     """One forward pass over T rows through L MoE layers, K experts a row."""
 
@@ -151,7 +152,7 @@ class RequestEvent:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextEvent:
     """A running request produced text."""
 

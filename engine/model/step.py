@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.events import STAGES
+from engine.events import STAGES, Int64
 from engine.kernels.attention import AttentionPlan
 from engine.routing.gate import GateOutput
 from engine.routing.policy import LayerPolicy
@@ -42,10 +43,21 @@ class LayerRecord:
     phy_ids_TK: Tensor
 
 
+class HostRows(NamedTuple):
+    """The batch's rows in host memory, (T,) int64 each; events are built from these."""
+
+    token_ids: Int64
+    positions: Int64
+    slots: Int64
+    homes: Int64
+    request_ids: Int64
+
+
 @dataclass(slots=True)
 class StepContext:
     """One step's batch of T rows and what the layers share while it runs."""
 
+    host: HostRows
     token_ids_T: Tensor
     """(T,) int64"""
     positions_T: Tensor

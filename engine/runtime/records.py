@@ -39,13 +39,12 @@ def step_event(
     """Build the event of one finished step."""
     records = step.records
     assert records is not None, "the step ran without records"
-    num_rows = len(step.token_ids_T)
+    host, num_rows = step.host, len(step.host.token_ids)
     topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16, num_rows)
     identity = step.table.is_identity
     phy_ids = topk_ids
     if not identity:
         phy_ids = _stack([r.phy_ids_TK for r in records], torch.int16, num_rows)
-    num_tokens = [chunk.num_tokens for chunk in chunks]
     return StepEvent(
         step=number,
         time_s=time_s,
@@ -54,11 +53,11 @@ def step_event(
         num_running=num_running,
         num_waiting=num_waiting,
         num_prefill_rows=sum(chunk.num_prefill for chunk in chunks),
-        request_ids=np.repeat([chunk.sequence.request_id for chunk in chunks], num_tokens),
-        positions=step.positions_T.to(torch.int32).cpu().numpy(),
-        token_ids=step.token_ids_T.to(torch.int32).cpu().numpy(),
-        homes=step.homes_T.to(torch.int16).cpu().numpy(),
-        causes=_causes(chunks, sum(num_tokens)),
+        request_ids=host.request_ids,
+        positions=host.positions.astype(np.int32),
+        token_ids=host.token_ids.astype(np.int32),
+        homes=host.homes.astype(np.int16),
+        causes=_causes(chunks, num_rows),
         topk_ids=topk_ids,
         phy_ids=phy_ids,
         topk_weights=_stack(
@@ -75,7 +74,8 @@ def _stack(columns: list[torch.Tensor], dtype: torch.dtype, num_rows: int) -> An
     """Stack L tensors (T, K) to a (T, L, K) array; a dense model's is (T, 0, 0)."""
     if not columns:
         return torch.empty((num_rows, 0, 0), dtype=dtype).numpy()
-    return torch.stack(columns, dim=1).to(dtype).cpu().numpy()
+    flat = torch.cat(columns, dim=1).to(dtype).cpu().numpy()
+    return flat.reshape(num_rows, len(columns), columns[0].shape[1])
 
 
 def _margins(records: list[LayerRecord], num_rows: int) -> Any:

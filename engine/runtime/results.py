@@ -30,7 +30,7 @@ class Completion:
     """Rows run again, by cause."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """What one request gained in one step."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from engine.faults import Faults
 from engine.kernels.attention import Segment, plan_attention
 from engine.model.kv_cache import KVCache
 from engine.model.sampler import sample
-from engine.model.step import StageClock, StepContext
+from engine.model.step import HostRows, StageClock, StepContext
 from engine.model.transformer import Transformer
 from engine.routing.policy import LayerPolicy
 from engine.routing.table import RoutingTable
@@ -93,10 +94,8 @@ class Runner:
         record: bool,
     ) -> StepContext:
         """Put the chunks' tokens row by row into one batch."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        homes: list[int] = []
+        columns: tuple[list[int], ...] = ([], [], [], [], [])
+        token_ids, positions, slots, homes, request_ids = columns
         segments: list[Segment] = []
         size = self.config.block_size
         for chunk in chunks:
@@ -108,16 +107,15 @@ class Runner:
             positions += span
             slots += [sequence.blocks[at // size] * size + at % size for at in span]
             homes += [sequence.home] * chunk.num_tokens
+            request_ids += [sequence.request_id] * chunk.num_tokens
+        host = HostRows(*np.array(columns, dtype=np.int64))
         device = self.model.embed.weight.device
-        token_ids_T, positions_T, slots_T, homes_T = (
-            torch.tensor(column, dtype=torch.int64, device=device)
-            for column in (token_ids, positions, slots, homes)
-        )
         return StepContext(
-            token_ids_T=token_ids_T,
-            positions_T=positions_T,
-            slots_T=slots_T,
-            homes_T=homes_T,
+            host=host,
+            token_ids_T=torch.from_numpy(host.token_ids).to(device),
+            positions_T=torch.from_numpy(host.positions).to(device),
+            slots_T=torch.from_numpy(host.slots).to(device),
+            homes_T=torch.from_numpy(host.homes).to(device),
             plan=plan_attention(segments, size, device),
             table=table,
             policies=policies,
