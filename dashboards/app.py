@@ -7,6 +7,7 @@ only pages of this very server.
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ def make_server(source: Source, port: int) -> Any:
         MachineError: none of the `PORT_TRIES` ports from `port` is free.
     """
     pages = {route.path: _page(route, source) for route in ROUTES}
-    for candidate in range(port, port + PORT_TRIES):
+    for candidate in filter(_is_free, range(port, min(port + PORT_TRIES, 65536))):
         try:
             return get_server(
                 pages,
@@ -70,12 +71,23 @@ def make_server(source: Source, port: int) -> Any:
                 check_unused_sessions_milliseconds=5000,
                 unused_session_lifetime_milliseconds=15000,
             )
-        except OSError as fault:
-            if fault.errno not in (errno.EADDRINUSE, errno.EACCES):
+        except OSError as fault:  # somebody was quicker
+            if fault.errno != errno.EADDRINUSE:
                 raise
     raise MachineError(
         f"no free port between {port} and {port + PORT_TRIES - 1}; choose another with --port."
     )
+
+
+def _is_free(port: int) -> bool:
+    """Say whether nobody listens on `port`; the server itself leaks a socket when it fails to."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _page(route: Route, source: Source) -> Callable[[], pn.Template]:

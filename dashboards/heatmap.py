@@ -29,6 +29,10 @@ MAX_WORDS = 256
 MAX_LINES = 24
 """More columns than this are drawn without gaps between the cells."""
 _FONT = "Inter, system-ui, sans-serif"
+_TOOLTIP = f"""
+<div style="font: 13px/1.5 {_FONT}; color: #17191c; font-variant-numeric: tabular-nums">
+  <b>$y{{custom}}, expert $x{{custom}}</b><br>@image{{0.00}} × its fair share
+</div>"""
 
 
 class Heatmap:
@@ -72,10 +76,7 @@ class Heatmap:
         self.figure.add_tools(
             HoverTool(
                 renderers=[image],
-                tooltips=[
-                    ("", "$y{custom}, expert $x{custom}"),
-                    ("load", "@image{0.00} × fair share"),
-                ],
+                tooltips=_TOOLTIP,
                 formatters={"$y": name, "$x": whole},
                 point_policy="follow_mouse",
             )

@@ -8,7 +8,7 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
     <path data-bind-d="spark"></path>           attribute d of values["spark"]; null removes it
     <select data-send="domain"></select>        on change: event = {name, value}
     <button data-send="pause"></button>         on click: event = {name, value: its value}
-    <a data-swap="theme" href="?theme=dark">     on click: that argument of the address changes alone
+    <a data-swap="theme" href="?theme=dark">    on click: only that argument of the address changes
     <div data-child="figure"></div>             where the Panel child `figure` goes
 """
 

@@ -85,9 +85,9 @@ def load_palette(theme: str, size: int = 256) -> tuple[str, ...]:
 
 
 def ink_on(colour: str) -> str:
-    """Return the text colour that reads better on `colour`."""
-    lightness = _oklab(_rgb(colour))[0]
-    return "#0d1214" if lightness > 0.62 else "#f7fbfb"
+    """Return black or white, whichever has the higher contrast to `colour` (WCAG 2)."""
+    luminance = float(_linear(_rgb(colour)) @ _LUMINANCE)
+    return "#020304" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
 Triple = npt.NDArray[np.float64]
@@ -108,6 +108,9 @@ _TO_LAB = np.array(
 )
 
 
+_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+
+
 def _rgb(colour: str) -> Triple:
     return np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
 
@@ -117,8 +120,11 @@ def _hex(rgb: Triple) -> str:
 
 
 def _oklab(rgb: Triple) -> Triple:
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return np.asarray(_TO_LAB @ np.cbrt(_TO_LMS @ linear))
+    return np.asarray(_TO_LAB @ np.cbrt(_TO_LMS @ _linear(rgb)))
+
+
+def _linear(rgb: Triple) -> Triple:
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
 def _srgb(lab: Triple) -> Triple:

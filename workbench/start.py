@@ -18,14 +18,18 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine.config import EngineConfig, at_least
 from engine.errors import ConfigError, MachineError, RequestError
 from engine.runtime.telemetry import Message, Telemetry
 from workbench import paths
 from workbench.desk import Desk
 from workbench.lifecycle import Child, Ended, ending_signals, own_identity, python_command
 from workbench.traffic import Traffic, corpus_prompts
+
+if TYPE_CHECKING:
+    from engine import Engine
 
 DEFAULT_PORT = 5006
 READY_S = 60.0
@@ -63,8 +67,12 @@ def start(
     """
     began = time.monotonic()
     require_packages()
-    folder = paths.model_folder(model)
-    _check(port, seconds)
+    config = EngineConfig(
+        model=paths.model_folder(model),
+        num_devices=devices,
+        num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
+    )
+    _check(port, running, seconds)
     say = _Speaker(as_json)
     try:
         with ending_signals(), ExitStack() as stack:
@@ -72,14 +80,15 @@ def start(
             telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
             child = stack.enter_context(_dashboard(telemetry, port))
             _announce(child, say, began)
-            engine, traffic = _engine(folder, devices, running, threads, telemetry)
+            engine, traffic = _engine(config, running, telemetry)
             stack.enter_context(closing(engine))
             desk.handle("traffic", lambda detail: _set_traffic(traffic, telemetry, detail))
             _set_traffic(traffic, telemetry, {"paused": False})
             say.note(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
             _loop(engine, traffic, desk, telemetry, child, say, seconds)
     except Ended as ended:
-        say.note(f"{ended.name}: the engine and the dashboard have ended")
+        with contextlib.suppress(Ended):
+            say.note(f"{ended.name}: the engine and the dashboard have ended")
     return 0
 
 
@@ -97,7 +106,8 @@ def require_packages() -> None:
         )
 
 
-def _check(port: int, seconds: float | None) -> None:
+def _check(port: int, running: int, seconds: float | None) -> None:
+    at_least("running", running, 1)
     if not 1 <= port <= 65535:
         raise ConfigError(f"port ({port}) must lie between 1 and 65535.")
     if seconds is not None and seconds <= 0:
@@ -136,17 +146,10 @@ def _announce(child: Child, say: _Speaker, began: float) -> None:
     threading.Thread(target=wait, name="announce", daemon=True).start()
 
 
-def _engine(
-    folder: Any, devices: int, running: int, threads: int | None, telemetry: Telemetry
-) -> tuple[Any, Traffic]:
+def _engine(config: EngineConfig, running: int, telemetry: Telemetry) -> tuple[Engine, Traffic]:
     """Load the model and the prompts; torch is imported here and not before."""
-    from engine import Engine, EngineConfig
+    from engine import Engine
 
-    config = EngineConfig(
-        model=folder,
-        num_devices=devices,
-        num_threads=threads or max(1, (os.cpu_count() or 2) // 2),
-    )
     traffic = Traffic(corpus_prompts(), running)
     engine = Engine(config, sink=telemetry)
     telemetry.show_prompts(engine.tokenizer.decode)
@@ -166,7 +169,7 @@ def _set_traffic(
 
 
 def _loop(
-    engine: Any,
+    engine: Engine,
     traffic: Traffic,
     desk: Desk,
     telemetry: Telemetry,

@@ -1,0 +1,64 @@
+"""A source whose frames a test chooses, made by the same sums as live ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dashboards.source import Point, Snapshot
+from dashboards.synthetic import SyntheticEngine
+from engine.runtime.telemetry import Aggregator, Message
+
+
+class FakeSource:
+    """Plays an invented engine one step at a time."""
+
+    def __init__(self, **shape: int) -> None:
+        self.engine = SyntheticEngine(**shape)
+        self.sums = Aggregator(prompt_text=lambda ids: "the prompt ")
+        self.now_s = time.time()
+        self.state, self.reason = "live", ""
+        self.frame: Message | None = None
+        self.facts: dict[str, Any] = {}
+        self.controls: list[tuple[str, dict[str, Any]]] = []
+        self.refusal: Exception | None = None
+        self.seq = 0
+        self.sums.add(self.engine.start(self.now_s))
+
+    def step(self, count: int = 1) -> Message:
+        """Run some steps of 0.01 s and make a frame of them."""
+        for _ in range(count):
+            self.now_s += 0.01
+            self.sums.add(self.engine.step(self.now_s))
+        return self.wait(0.02)
+
+    def wait(self, seconds: float) -> Message:
+        """Let time pass without a step and make a frame."""
+        self.now_s += seconds
+        self.seq += 1
+        frame = self.sums.frame(self.seq, self.now_s)
+        looking = {"viewers": 1, "events_dropped": 0, "thread_share": 0.012}
+        self.frame = replace(frame, meta={**frame.meta, "facts": self.facts, "looking": looking})
+        return self.frame
+
+    def snapshot(self) -> Snapshot:
+        points = (Point(0.0, 10.0, 9.0, 0.03), Point(0.5, 20.0, 8.0, 0.03))
+        return Snapshot(self.state, self.reason, self.frame, points)
+
+    def control(self, action: str, **detail: Any) -> Mapping[str, Any]:
+        if self.refusal:
+            raise self.refusal
+        self.controls.append((action, detail))
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource()

@@ -1,0 +1,192 @@
+"""The page Now: its data equals the source's, texts keep their places, late frames are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+
+from dashboards.app import frame_of
+from dashboards.pages.now import NUM_SLOTS, Now
+from dashboards.readings import expert_load, load_word
+from dashboards.states import STATES
+from engine.errors import RequestError
+from engine.events import STAGES
+
+
+def open_page(source, theme: str = "light", **chosen: str) -> Now:
+    return Now(source, theme, chosen, frame_of(chosen, theme))
+
+
+def drawn(page: Now) -> None:
+    """Say what a browser says when it has drawn the newest values."""
+    page.page.drawn = page.page.values["beat"]
+
+
+def test_the_pages_numbers_are_the_sources(source):
+    frame = source.step(30)
+    values = open_page(source).page.values
+    meta = frame.meta
+    assert values["tokens"] == f"{meta['generated_per_s']:.0f}"
+    assert values["rows"] == f"{meta['rows_per_s']:.0f}"
+    assert values["running"] == str(meta["num_running"]) == "6"
+    assert values["p50"] == f"{meta['step_p50_ms']:.2f}"
+    assert values["overhead"] == f"{100 * meta['overhead_share']:.1f}"
+    assert values["overhead_words"].endswith("within 5 %")
+    assert values["cost"] == "1.2"
+    for stage in STAGES:
+        assert values[f"ms_{stage}"] == f"{meta['stage_ms'][stage]:.2f}"
+    assert values["status"] == "Live" and values["reason"] == ""
+
+
+def test_the_maps_cells_are_the_sources(source):
+    frame = source.step(30)
+    page = open_page(source, domain="de")
+    (image,) = page._map.cells.data["image"]
+    np.testing.assert_array_equal(image, expert_load(frame, "de").share_LE)
+    assert "German" in page.page.values["load_rows"]
+
+
+def test_the_table_says_what_the_map_shows(source):
+    frame = source.step(30)
+    page = open_page(source, view="table")
+    share_LE = expert_load(frame).share_LE
+    for layer in range(4):
+        row = [page.page.values[f"c{layer}.{expert}"] for expert in range(8)]
+        assert row == [load_word(share) for share in share_LE[layer]]
+        assert page.page.values[f"m{layer}"] == f"{share_LE[layer].max():.2f}"
+    assert page.page.values["map_hidden"] and not page.page.values["table_hidden"]
+
+
+def test_the_texts_are_the_sources_and_keep_their_places(source):
+    frame = source.step(5)
+    page = open_page(source)
+    requests = frame.meta["requests"]
+    first = {slot: page.page.values[f"t{slot}"] for slot in range(6)}
+    assert sorted(first.values()) == sorted(request["text"] for request in requests)
+    assert page.page.values["p0"] == "the prompt "
+    assert page.page.values["h5"] is False and page.page.values["h6"] is True
+    places = list(page._slots)
+    for _ in range(60):
+        source.step(1)
+        drawn(page)
+        page.tick()
+        listed = {request["id"] for request in source.frame.meta["requests"]}
+        kept = [(a, b) for a, b in zip(places, page._slots, strict=True) if a in listed and a != b]
+        running = {r["id"] for r in source.frame.meta["requests"] if r["state"] == "running"}
+        assert not [a for a, _ in kept if a in running], "a running text never moves"
+        assert running <= set(page._slots)
+        places = list(page._slots)
+    assert max(n for n in places if n is not None) > 5, "new requests must have come"
+
+
+def test_more_texts_than_places_are_counted_not_squeezed(source):
+    many = type(source)(running=NUM_SLOTS + 5)
+    many.step(2)
+    values = open_page(many).page.values
+    assert values["texts_said"] == f"{NUM_SLOTS + 5} running, {NUM_SLOTS} shown"
+
+
+def test_a_page_before_the_engine_speaks_says_so_and_then_fits_it(source):
+    source.frame, source.state, source.reason = None, "connecting", "waiting"
+    page = open_page(source)
+    assert page.page.values["status"] == "Connecting" and page._map is None
+    assert page.page.values["load_quiet"] == "Waiting for the first step"
+    source.step(3)
+    source.state = "live"
+    page.tick(anyway=True)
+    assert page._map.shape == (4, 8) and "expert 0" not in page.page.values["engine"]
+    assert page.page.figure is not None
+    figure = page.page.figure
+    source.step(3)
+    page.tick(anyway=True)
+    assert page.page.figure is figure, "panes are built once"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_shown_by_symbol_word_and_colour(source, state):
+    source.step(3)
+    source.state, source.reason = state, "because"
+    values = open_page(source).page.values
+    look = STATES[state]
+    assert (values["status"], values["status_symbol"]) == (look.word, look.symbol)
+    assert look.tone in values["status_class"] and values["reason"] == "because"
+    if state in ("gone", "refused", "connecting"):
+        assert values["tokens"] == values["p50"] == values["overhead"] == "–"
+
+
+def test_a_browser_that_has_not_drawn_gets_the_newest_later_not_all(source):
+    source.step(3)
+    page = open_page(source)
+    first = page.page.values["beat"]
+    for _ in range(20):
+        source.step(1)
+        page.tick()
+    assert page.page.values["beat"] == first, "nothing is queued for a slow browser"
+    drawn(page)
+    page.tick()
+    assert page.page.values["beat"] == first + 1
+    assert page.page.values["steps"] == f"{source.frame.meta['steps_per_s']:.0f}"
+
+
+def test_nothing_new_is_not_sent_again(source):
+    source.step(3)
+    page = open_page(source)
+    for _ in range(5):
+        drawn(page)
+        page.tick()
+    assert page.page.values["beat"] == 1
+
+
+def test_every_value_has_its_place_and_every_place_its_value(source):
+    source.step(30)
+    page = open_page(source, view="table")
+    wanted = set(re.findall(r'data-bind(?:-[a-z-]+)?="([^"]+)"', page.page.skeleton))
+    shown = set(page.page.values)
+    used = {f"{kind}{slot}" for kind in "slnept" for slot in range(NUM_SLOTS)}
+    assert wanted - shown <= used, "a place without a value"
+    assert shown - wanted == {"beat"}, "a value without a place"
+
+
+def test_choices_change_the_view_at_once(source):
+    source.step(20)
+    page = open_page(source)
+    page.page.event = {"name": "domain", "value": "de", "count": 1}
+    assert page.page.values["domain"] == "de"
+    page.page.event = {"name": "view", "value": "table", "count": 2}
+    assert page.page.values["table_pressed"] == "true"
+    page.page.event = {"name": "view", "value": "hologram", "count": 3}
+    page.page.event = {"name": "domain", "value": 7, "count": 4}
+    assert page.view == "table" and page.domain == "de"
+
+
+def test_what_a_model_or_an_address_says_stays_text(source):
+    source.step(3)
+    page = open_page(source, domain='"><script>alert(1)</script>')
+    assert "<script>" not in page.page.skeleton
+    assert "&lt;script&gt;" in page.page.skeleton
+
+
+def test_pausing_goes_to_the_engine_and_a_refusal_is_shown(source):
+    source.facts["paused"] = False
+    source.step(3)
+    page = open_page(source)
+    assert page.page.values["pause"] == "pause" and not page.page.values["no_pause"]
+
+    async def press(count: int) -> None:
+        page.page.event = {"name": "pause", "value": "pause", "count": count}
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(press(1))
+    assert source.controls == [("traffic", {"paused": True})]
+    source.refusal = RequestError("traffic was not sent: the engine is not connected.")
+    asyncio.run(press(2))
+    page.tick(anyway=True)
+    assert page.page.values["reason"] == str(source.refusal)
+
+
+def test_an_engine_without_that_control_has_no_pause_button(source):
+    source.step(3)
+    assert open_page(source).page.values["no_pause"]

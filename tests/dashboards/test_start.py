@@ -1,0 +1,202 @@
+"""`workbench start` with the real engine: it serves a page, and nothing of it outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.errors import CheckpointError, ConfigError, MachineError
+from engine.runtime.telemetry import Aggregator
+from workbench import start as start_module
+
+ROOT = Path(__file__).resolve().parents[2]
+GONE_S = 5.0
+"""Within this nothing may be left; a few tenths are usual."""
+
+
+class Running:
+    """A `workbench start` of our own and what it has started."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.report: dict[str, Any] = {}
+        self.family: list[psutil.Process] = []
+
+    def ready(self) -> str:
+        """Wait for its JSON line; return the address."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        self.report = json.loads(line)
+        self.note_family()
+        return str(self.report["url"])
+
+    def note_family(self) -> None:
+        parent = psutil.Process(self.pid)
+        self.family = [parent, *parent.children(recursive=True)]
+
+    def wait_for_note(self, words: str) -> None:
+        assert self.process.stderr is not None
+        while words not in (line := self.process.stderr.readline()):
+            assert line, f"ended before it said {words!r}"
+
+    def assert_all_gone(self) -> None:
+        _, alive = psutil.wait_procs(self.family, timeout=GONE_S)
+        left = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert len(self.family) >= 2 and not left
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(*arguments: str, **how: Any) -> Running:
+        command = [*how.pop("before", ()), sys.executable, "-m", "workbench", "start", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+        process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+        started.append(Running(process))
+        return started[-1]
+
+    yield start
+    for running in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            running.note_family()
+        for process in running.family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        running.process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_it_serves_a_page_runs_the_engine_and_ctrl_c_ends_all_with_code_0(launch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        running = launch("--json", "--port", str(port))
+        url = running.ready()
+    assert port < int(url.rstrip("/").rsplit(":", 1)[1]) < port + 20, "the next free port"
+    page = urllib.request.urlopen(url, timeout=10).read().decode()
+    assert "TokenRouter Workbench" in page and "cdn." not in page
+    command = " ".join(psutil.Process(running.report["dashboard_pid"]).cmdline())
+    assert "--key-file=-" in command, "the key is not on the command line"
+    running.wait_for_note("the engine runs")
+    running.note_family()
+    running.process.send_signal(signal.SIGINT)
+    out, err = running.process.communicate(timeout=GONE_S)
+    assert running.process.returncode == 0, err
+    assert out == "" and "SIGINT" in err and "Traceback" not in err
+    running.assert_all_gone()
+
+
+def test_a_killed_parent_leaves_nothing_even_while_another_holds_its_pipe(launch):
+    """The pipe's end does not come then; the watch on the parent must."""
+    running = launch("--json", "--port", str(free_port()))
+    running.ready()
+    # Somebody else has the other end of the child's standard input.
+    pipes = [Path(f"/proc/{running.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{running.pid}/fd")]
+    child_stdin = os.readlink(f"/proc/{running.report['dashboard_pid']}/fd/0")
+    held = [os.open(pipe, os.O_WRONLY) for pipe in pipes if os.readlink(pipe) == child_stdin]
+    try:
+        assert held
+        os.kill(running.pid, signal.SIGKILL)
+        running.assert_all_gone()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_closed_terminal_ends_all(launch):
+    ours, theirs = os.openpty()
+    running = launch(
+        "--port", str(free_port()), before=("setsid", "--ctty"),
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    while b"http://127.0.0.1:" not in said:
+        said += os.read(ours, 4096)
+    running.note_family()
+    os.close(ours)
+    running.assert_all_gone()
+
+
+def test_sigterm_while_the_engine_loads_ends_all_with_code_0(launch):
+    running = launch("--json", "--port", str(free_port()))
+    end = time.monotonic() + 20
+    while len(running.family) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        running.note_family()
+    time.sleep(0.3)
+    running.process.send_signal(signal.SIGTERM)
+    _, err = running.process.communicate(timeout=20)
+    assert running.process.returncode == 0, err
+    running.assert_all_gone()
+
+
+def test_a_dead_dashboard_is_told_and_ends_the_engine(launch):
+    running = launch("--json", "--port", str(free_port()))
+    running.ready()
+    running.wait_for_note("the engine runs")
+    running.note_family()
+    os.kill(running.report["dashboard_pid"], signal.SIGKILL)
+    _, err = running.process.communicate(timeout=10)
+    assert running.process.returncode == 1
+    assert "the dashboard has ended (signal SIGKILL)" in err and "Traceback" not in err
+    running.assert_all_gone()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"port": 0}, ConfigError, "port"),
+        ({"port": 70000}, ConfigError, "port"),
+        ({"seconds": 0.0}, ConfigError, "seconds"),
+        ({"running": 0}, ConfigError, "running"),
+        ({"devices": 0}, ConfigError, "num_devices"),
+        ({"threads": 0}, ConfigError, "num_threads"),
+        ({"model": "no-such-model"}, CheckpointError, "no-such-model"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(monkeypatch, options, error, words):
+    def must_not_start(*_: object, **__: object) -> None:
+        raise AssertionError("a child was started")
+
+    monkeypatch.setattr(start_module, "Child", must_not_start)
+    with pytest.raises(error, match=words):
+        start_module.start(**options)
+
+
+@pytest.mark.parametrize("name", ["panel", "psutil"])
+def test_a_missing_package_is_one_sentence_that_names_the_extra(monkeypatch, name):
+    real = start_module.importlib.util.find_spec
+    monkeypatch.setattr(
+        start_module.importlib.util, "find_spec", lambda n: None if n == name else real(n)
+    )
+    with pytest.raises(MachineError, match=rf"needs {name}; install .*\[ui\]"):
+        start_module.start()
+
+
+def test_rates_are_said_in_one_line(source):
+    frame = source.step(20)
+    line = start_module.rates(frame)
+    assert f"{frame.meta['generated_per_s']:,.0f} tokens/s" in line
+    assert "6 running" in line and "1 viewer" in line and not line.endswith("viewers")
+    assert start_module.rates(None) == start_module.rates(Aggregator().frame(1, 1.0)) == "idle"
