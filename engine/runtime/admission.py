@@ -3,93 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from engine.config import SamplingParams
+from engine.config import EngineConfig, SamplingParams
 from engine.errors import RequestError
 from engine.model.detokenizer import Detokenizer
+from engine.model.tokenizer import Tokenizer
 from engine.runtime.sequence import Sequence
-
-if TYPE_CHECKING:
-    from engine.runtime.engine import Engine
 
 _SEED_STRIDE = 1_000_003
 
 
-def admit(
-    engine: Engine,
-    prompt: str | SequenceOf[int],
-    params: SamplingParams,
-    *,
-    request_id: int,
-    label: str = "",
-    watch: SequenceOf[int] = (),
-) -> Sequence:
-    """Turn a request into a sequence.
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The limits of one engine, and the door that keeps them."""
 
-    Raises:
-        RequestError: the prompt is empty, too long with its output, or holds a bad token id; or a
-            watched position lies outside the prompt and its output.
-    """
-    token_ids = _token_ids(engine, prompt)
-    limit = engine.max_model_len
-    if len(token_ids) > limit:
-        raise RequestError(
-            f"the prompt has {len(token_ids)} tokens; this model takes at most {limit}. Shorten it."
+    config: EngineConfig
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    """Longest prompt + output, in tokens."""
+
+    def admit(
+        self,
+        prompt: str | SequenceOf[int],
+        params: SamplingParams,
+        *,
+        request_id: int,
+        label: str = "",
+        watch: SequenceOf[int] = (),
+    ) -> Sequence:
+        """Turn a request into a sequence.
+
+        Raises:
+            RequestError: the prompt is empty, too long with its output, or holds a bad token id;
+                or a watched position lies outside the prompt and its output.
+        """
+        token_ids = self._token_ids(prompt)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        length = len(token_ids) + max_tokens
+        self._check_memory(length)
+        for position in watch:
+            if not 0 <= position < length:
+                raise RequestError(
+                    f"watched token ({position}) must lie between 0 and {length - 1}, the tokens "
+                    "of this request."
+                )
+        seed = params.seed
+        if seed is None:
+            seed = self.config.seed * _SEED_STRIDE + max(request_id, 0)
+        return Sequence(
+            request_id=request_id,
+            label=label,
+            prompt_token_ids=token_ids,
+            params=params,
+            max_tokens=max_tokens,
+            seed=seed,
+            home=request_id % self.config.num_devices,
+            watch=frozenset(watch),
+            detokenizer=Detokenizer(self.tokenizer, params.stop),
         )
-    room = limit - len(token_ids)
-    max_tokens = room if params.max_tokens is None else params.max_tokens
-    if max_tokens > room:
-        raise RequestError(
-            f"prompt ({len(token_ids)} tokens) and max_tokens ({max_tokens}) together exceed "
-            f"{limit}, the longest text this model takes; use max_tokens of at most {room}."
-        )
-    _check_memory(engine, len(token_ids) + max_tokens)
-    for position in watch:
-        if not 0 <= position < len(token_ids) + max_tokens:
+
+    def _token_ids(self, prompt: str | SequenceOf[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("the prompt is empty; give at least one character of text.")
+            return self.tokenizer.encode(prompt)
+        token_ids = list(prompt)
+        if not token_ids:
+            raise RequestError("the prompt has no token ids; give at least one.")
+        last = self.vocab_size - 1
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= last:
+                raise RequestError(
+                    f"token id ({token!r}) must be a whole number between 0 and {last}."
+                )
+        return token_ids
+
+    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        """Return the limit in force, or refuse what the model's length does not leave."""
+        limit = self.max_model_len
+        if num_prompt > limit:
             raise RequestError(
-                f"watched token ({position}) must lie between 0 and "
-                f"{len(token_ids) + max_tokens - 1}, the tokens of this request."
+                f"the prompt has {num_prompt} tokens; this model takes at most {limit}. Shorten it."
             )
-    seed = params.seed
-    if seed is None:
-        seed = engine.config.seed * _SEED_STRIDE + max(request_id, 0)
-    return Sequence(
-        request_id=request_id,
-        label=label,
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=token_ids,
-        params=params,
-        max_tokens=max_tokens,
-        seed=seed,
-        home=request_id % engine.config.num_devices,
-        watch=frozenset(watch),
-        detokenizer=Detokenizer(engine.tokenizer, params.stop),
-    )
-
-
-def _token_ids(engine: Engine, prompt: str | SequenceOf[int]) -> list[int]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise RequestError("the prompt is empty; give at least one character of text.")
-        return engine.tokenizer.encode(prompt)
-    token_ids = list(prompt)
-    if not token_ids:
-        raise RequestError("the prompt has no token ids; give at least one.")
-    last = engine.model_config.vocab_size - 1
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= last:
+        room = limit - num_prompt
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if max_tokens > room:
             raise RequestError(
-                f"token id ({token_id!r}) must be a whole number between 0 and {last}."
+                f"prompt ({num_prompt} tokens) and max_tokens ({max_tokens}) together exceed "
+                f"{limit}, the longest text this model takes; use max_tokens of at most {room}."
             )
-    return token_ids
+        return max_tokens
 
-
-def _check_memory(engine: Engine, num_tokens: int) -> None:
-    config = engine.config
-    needed = -(-num_tokens // config.block_size)
-    if needed > config.num_blocks:
-        raise RequestError(
-            f"the request needs {needed} cache blocks of {config.block_size} tokens; this engine "
-            f"has {config.num_blocks}. Shorten it or raise num_blocks."
-        )
+    def _check_memory(self, num_tokens: int) -> None:
+        size, available = self.config.block_size, self.config.num_blocks
+        needed = -(-num_tokens // size)
+        if needed > available:
+            raise RequestError(
+                f"the request needs {needed} cache blocks of {size} tokens; this engine has "
+                f"{available}. Shorten it or raise num_blocks."
+            )

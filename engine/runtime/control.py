@@ -7,25 +7,30 @@ calls may come from any thread and never meet half of a change. Everything done 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.errors import FaultError, RoutingError
-from engine.events import ControlEvent
-from engine.faults import Fault
-from engine.routing.policy import RoutingPolicy
+from engine.events import ControlEvent, Sink
+from engine.faults import Fault, Faults
+from engine.routing.policy import LayerPolicy, RoutingPolicy
 from engine.routing.table import RoutingTable
-
-if TYPE_CHECKING:
-    from engine.runtime.engine import Engine
+from engine.runtime.results import EngineStats
 
 
 class Control:
     """Changes a running engine between its steps."""
 
-    def __init__(self, engine: Engine, table: RoutingTable, policy: RoutingPolicy) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        table: RoutingTable,
+        policy: RoutingPolicy,
+        faults: Faults,
+        sink: Sink,
+        stats: Callable[[], EngineStats],
+    ) -> None:
         self._table, self._policy = table, policy
+        self._faults, self._sink, self._stats = faults, sink, stats
         self._layers = policy.layers()
         self._leases: dict[str, float] = {}
 
@@ -40,7 +45,7 @@ class Control:
         return self._policy
 
     @property
-    def layer_policies(self) -> tuple[Any, ...]:
+    def layer_policies(self) -> tuple[LayerPolicy | None, ...]:
         """The policy by MoE layer, None where nothing is set."""
         return self._layers
 
@@ -103,8 +108,8 @@ class Control:
                 f"table version ({table.version}) must be above the current one "
                 f"({current.version})."
             )
-        if self._engine.faults.table_publish is not None:
-            table = self._engine.faults.table_publish(table)
+        if self._faults.table_publish is not None:
+            table = self._faults.table_publish(table)
         self._table = table
         self._say("publish_table", version=table.version, sha256=table.sha256())
 
@@ -116,7 +121,7 @@ class Control:
         """
         if not 0 < lease_s <= 86400:
             raise FaultError(f"lease_s ({lease_s}) must be above 0 and at most 86400 seconds.")
-        self._engine.faults.set(point, fault)
+        self._faults.set(point, fault)
         self._leases[point] = time.monotonic() + lease_s
         self._say("inject", point=point, lease_s=lease_s)
 
@@ -126,7 +131,7 @@ class Control:
         Raises:
             FaultError: the point is unknown.
         """
-        self._engine.faults.clear(point)
+        self._faults.clear(point)
         self._leases.pop(point, None)
         self._say("clear", point=point)
 
@@ -148,13 +153,13 @@ class Control:
             "banned": sorted(policy.banned),
             "forced": sorted(policy.forced),
             "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
-            "faults": list(self._engine.faults.active()),
-            **self._engine.stats().as_dict(),
+            "faults": list(self._faults.active()),
+            **self._stats().as_dict(),
         }
 
     def _set_policy(self, policy: RoutingPolicy) -> None:
         self._policy, self._layers = policy, policy.layers()
 
     def _say(self, action: str, **detail: Any) -> None:
-        if self._engine.sink.enabled:
-            self._engine.sink.emit(ControlEvent(action, detail, self._table.version, time.time()))
+        if self._sink.enabled:
+            self._sink.emit(ControlEvent(action, detail, self._table.version, time.time()))

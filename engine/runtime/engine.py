@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.checkpoint.load import read_config
-from engine.config import EngineConfig, SamplingParams
+from engine.config import EngineConfig, ModelConfig, SamplingParams
 from engine.errors import ConfigError
-from engine.events import NullSink, RequestEvent, Sink, StartEvent, TextEvent
+from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import Target, bind
 from engine.model.sampler import logprobs
@@ -33,12 +32,12 @@ from engine.model.transformer import Transformer
 from engine.routing.placement import contiguous
 from engine.routing.policy import RoutingPolicy
 from engine.routing.table import RoutingTable
-from engine.runtime.admission import admit
+from engine.runtime.admission import Admission
+from engine.runtime.announcer import Announcer
 from engine.runtime.control import Control
-from engine.runtime.records import step_event
 from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
 from engine.runtime.runner import Runner, StepResult
-from engine.runtime.scheduler import Chunk, Schedule, Scheduler
+from engine.runtime.scheduler import Chunk, Scheduler
 from engine.runtime.sequence import Sequence
 from engine.runtime.weights import load_weights
 
@@ -65,31 +64,26 @@ class Engine:
         self.config = config
         self.sink: Sink = sink or NullSink()
         self.faults = faults or Faults()
-        self.model_config = read_config(config.model)
-        self.max_model_len = _max_model_len(config, self.model_config.max_position_embeddings)
+        self.model_config = model = read_config(config.model)
+        self.max_model_len = _max_model_len(config, model.max_position_embeddings)
         self.tokenizer = Tokenizer(config.model)
         self.ops = bind(
             Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
         )
-        model = Transformer(self.model_config, self.ops, self.faults, self.max_model_len)
-        load_weights(model, config.model, self.model_config, self.faults)
-        model.set_dtype(getattr(torch, config.dtype))
-        self._runner = Runner(model.eval(), self.model_config, config, self.faults)
+        transformer = Transformer(model, self.ops, self.faults, self.max_model_len)
+        load_weights(transformer, config.model, model, self.faults)
+        transformer.set_dtype(getattr(torch, config.dtype))
+        self._runner = Runner(transformer.eval(), model, config, self.faults)
         self._scheduler = Scheduler(config)
-        moe_layers = self.model_config.num_layers if self.model_config.is_moe else 0
-        num_experts = max(1, self.model_config.num_experts)
-        self.control = Control(
-            self,
-            contiguous(moe_layers, num_experts, config.num_devices),
-            RoutingPolicy(
-                num_layers=moe_layers, num_experts=num_experts, top_k=self.model_config.top_k
-            ),
-        )
+        self._admission = Admission(config, self.tokenizer, model.vocab_size, self.max_model_len)
+        self._announcer = Announcer(self.sink, config)
+        table, policy = _routing(model, config.num_devices)
+        self.control = Control(table, policy, self.faults, self.sink, self.stats)
         self._request_ids = itertools.count()
         self._steps = 0
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
-        self._say_start(tuple(range(moe_layers)))
+        self._announcer.start(model, table)
 
     @property
     def table(self) -> RoutingTable:
@@ -123,8 +117,7 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, too long with its output, or holds a bad id.
         """
-        sequence = admit(
-            self,
+        sequence = self._admission.admit(
             prompt,
             params or SamplingParams(),
             request_id=next(self._request_ids),
@@ -132,8 +125,7 @@ class Engine:
             watch=watch,
         )
         self._scheduler.add(sequence)
-        if self.sink.enabled:
-            self._say_request(sequence, "added")
+        self._announcer.request(sequence, "added")
         return sequence.request_id
 
     def abort(self, request_id: int) -> None:
@@ -148,23 +140,23 @@ class Engine:
         outputs = self._abort_asked()
         schedule = self._scheduler.schedule()
         for sequence in schedule.preempted:
-            self._say_request(sequence, "preempted")
+            self._announcer.request(sequence, "preempted")
         if not schedule.chunks:
             return outputs
-        record = self.sink.enabled
         clock.mark("schedule")
         with self._compute():
             result = self._runner.run(
-                schedule, self.table, self.control.layer_policies, clock, record=record
+                schedule, self.table, self.control.layer_policies, clock, record=self.sink.enabled
             )
             self._account(schedule.chunks)
             outputs += self._take_tokens(result)
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.step.bad_rows
-        if record:
-            duration_ms = (time.perf_counter() - started) * 1e3
-            self._say_step(result, schedule, started_s, duration_ms)
+        duration_ms = (time.perf_counter() - started) * 1e3
+        self._announcer.step(
+            self._steps - 1, result, schedule, self._scheduler, started_s, duration_ms
+        )
         return outputs
 
     def generate(
@@ -207,7 +199,7 @@ class Engine:
         Raises:
             RequestError: the prompt cannot be admitted, or other requests are under way.
         """
-        sequence = admit(self, prompt, SamplingParams(max_tokens=0), request_id=-1)
+        sequence = self._admission.admit(prompt, SamplingParams(max_tokens=0), request_id=-1)
         rows = []
         with self._compute():
             for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
@@ -267,22 +259,11 @@ class Engine:
         sequence.finish_reason = reason
         delta += sequence.detokenizer.flush()
         self._scheduler.remove(sequence)
-        if self.sink.enabled:
-            self._say_request(sequence, "aborted" if reason == "aborted" else "finished")
+        self._announcer.request(sequence, "aborted" if reason == "aborted" else "finished")
         return self._output(sequence, delta, token_ids)
 
     def _output(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> RequestOutput:
-        if self.sink.enabled:
-            self.sink.emit(
-                TextEvent(
-                    sequence.request_id,
-                    sequence.label,
-                    delta,
-                    sequence.num_output,
-                    sequence.is_finished,
-                    time.time(),
-                )
-            )
+        self._announcer.text(sequence, delta)
         return RequestOutput(
             sequence.request_id,
             sequence.label,
@@ -324,54 +305,13 @@ class Engine:
             if threads and threads != before:
                 torch.set_num_threads(before)
 
-    def _say_start(self, moe_layers: tuple[int, ...]) -> None:
-        if not self.sink.enabled:
-            return
-        model, table = self.model_config, self.table
-        self.sink.emit(
-            StartEvent(
-                model=Path(self.config.model).name,
-                num_layers=model.num_layers,
-                moe_layers=moe_layers,
-                num_experts=model.num_experts,
-                top_k=model.top_k,
-                num_devices=self.config.num_devices,
-                rank_of_phy=tuple(table.rank_of_phy.tolist()),
-                table_version=table.version,
-                deterministic=self.config.deterministic,
-                dtype=self.config.dtype,
-                time_s=time.time(),
-            )
-        )
 
-    def _say_step(
-        self, result: StepResult, schedule: Schedule, started_s: float, duration_ms: float
-    ) -> None:
-        self.sink.emit(
-            step_event(
-                self._steps - 1,
-                started_s,
-                duration_ms,
-                result.step,
-                schedule.chunks,
-                num_running=len(self._scheduler.running),
-                num_waiting=len(self._scheduler.waiting),
-                number_format=self.config.dtype,
-            )
-        )
-
-    def _say_request(self, sequence: Sequence, kind: str) -> None:
-        prompt = tuple(sequence.prompt_token_ids) if kind == "added" else ()
-        self.sink.emit(
-            RequestEvent(
-                sequence.request_id,
-                kind,
-                sequence.label,
-                time.time(),
-                prompt,
-                sequence.finish_reason,
-            )
-        )
+def _routing(model: ModelConfig, num_devices: int) -> tuple[RoutingTable, RoutingPolicy]:
+    """Return the table and the policy an engine starts with; a dense model's have no layers."""
+    num_layers = model.num_layers if model.is_moe else 0
+    num_experts = max(1, model.num_experts)
+    policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
+    return contiguous(num_layers, num_experts, num_devices), policy
 
 
 def _max_model_len(config: EngineConfig, trained: int) -> int:

@@ -25,7 +25,6 @@ class Sequence:
 
     request_id: int
     label: str
-    prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int

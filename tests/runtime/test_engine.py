@@ -192,7 +192,7 @@ def test_events_tell_the_whole_story_of_a_request(make_engine):
 
 def test_nothing_is_recorded_when_nobody_listens(make_engine, monkeypatch):
     engine = make_engine()
-    monkeypatch.setattr("engine.runtime.engine.step_event", None)
+    monkeypatch.setattr("engine.runtime.announcer.step_event", None)
     assert engine.generate(["Der"], GREEDY)[0].rows > 0
 
 
