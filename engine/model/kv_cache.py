@@ -48,7 +48,9 @@ class KVCache:
     ) -> None:
         shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        self._keys, self._values = (torch.zeros(shape, dtype=dtype) for _ in range(2))
+        # Not zeroed as a whole: that would touch, and so occupy, memory nobody has asked for yet.
+        self._keys, self._values = (torch.empty(shape, dtype=dtype) for _ in range(2))
+        self.clear([0])
         self.keys = list(self._keys)
         self.values = list(self._values)
         self._flat = [
