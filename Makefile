@@ -14,7 +14,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help install start test check resolve clean
+.PHONY: help install start test browser check resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ start: $(STAMP)  ## run the engine and its live page, print the URL; Ctrl-C ends
 test: check  ## lint, types, then the test suite with the coverage of engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser and not slow' \
 	    --cov=engine --cov-report=term --cov-fail-under=85 $(ARGS)
+
+browser: $(STAMP)  ## the page in a real Chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
