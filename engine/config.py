@@ -42,6 +42,8 @@ class ModelConfig:
     """K, experts per token."""
     norm_topk_prob: bool = True
     """Whether the K weights are renormalised to sum to 1."""
+    routed_scaling_factor: float = 1.0
+    """Factor on the K weights, applied once, after renormalising."""
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
@@ -101,6 +103,7 @@ class ModelConfig:
                     "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
                     "top_k": int(raw["num_experts_per_tok"]),
                     "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+                    "routed_scaling_factor": float(raw.get("routed_scaling_factor", 1.0)),
                 }
             )
             return cls(

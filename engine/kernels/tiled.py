@@ -12,6 +12,7 @@ The cost is printed by `workbench bench decode`; the paths in `dense`, `topk`, `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -40,17 +41,23 @@ def topk(
     k: int,
     *,
     renormalise: bool,
+    scale: float = 1.0,
     preferred_E: Tensor | None = None,
     banned_E: Tensor | None = None,
 ) -> Selection:
     """Choose experts as `topk_softmax` does, tile by tile."""
     num_tokens = logits_TE.shape[0]
-    parts = [
-        topk_softmax(tile, k, renormalise=renormalise, preferred_E=preferred_E, banned_E=banned_E)
-        for tile in _tiles(logits_TE)
-    ]
+    choose = partial(
+        topk_softmax,
+        k=k,
+        renormalise=renormalise,
+        scale=scale,
+        preferred_E=preferred_E,
+        banned_E=banned_E,
+    )
+    parts = [choose(tile) for tile in _tiles(logits_TE)]
     if not parts:
-        return topk_softmax(logits_TE, k, renormalise=renormalise)
+        return choose(logits_TE)
     tensors = zip(*(part[:-1] for part in parts), strict=True)
     ids, weights, scores, ranked_scores, ranked_ids = (
         torch.cat(column)[:num_tokens] for column in tensors

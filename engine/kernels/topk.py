@@ -37,19 +37,22 @@ def topk_softmax(
     k: int,
     *,
     renormalise: bool,
+    scale: float = 1.0,
     preferred_E: Tensor | None = None,
     banned_E: Tensor | None = None,
 ) -> Selection:
     """Score by softmax over all experts and keep the k best.
 
-    Logits ``[2, 1, 0, -1]`` with k=2 give weights 0.6439 and 0.2369, or 0.7311 and 0.2689 when
-    renormalised. A NaN logit is read as the lowest, an infinite one as the largest finite number;
-    such rows are counted and still get k distinct experts and finite weights.
+    Logits ``[2, 1, 0, -1]`` with k=2 give weights 0.6439 and 0.2369, 0.7311 and 0.2689 when
+    renormalised, 1.6098 and 0.5922 with scale 2.5 instead. A NaN logit is read as the lowest, an
+    infinite one as the largest finite number; such rows are counted and still get k distinct
+    experts and finite weights.
 
     Args:
         logits_TE: (T, E) fp32; T may be 0.
         k: experts per token, 1 to E.
-        renormalise: whether each row's k weights sum to 1.
+        renormalise: whether each row's k weights sum to 1 before `scale`.
+        scale: factor on the weights, applied once, here.
         preferred_E: (E,) bool; these go before all others, by score among themselves. Their
             weights stay their own scores.
         banned_E: (E,) bool; these score 0 and come last.
@@ -67,6 +70,8 @@ def topk_softmax(
     topk_weights_TK = ranked_scores_TE[:, :k]
     if renormalise:
         topk_weights_TK = topk_weights_TK / topk_weights_TK.sum(-1, keepdim=True)
+    if scale != 1.0:
+        topk_weights_TK = topk_weights_TK * scale
     return Selection(
         ranked_ids_TE[:, :k], topk_weights_TK, scores_TE, ranked_scores_TE, ranked_ids_TE, bad_rows
     )

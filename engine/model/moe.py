@@ -28,14 +28,7 @@ class MoE(nn.Module):
         """Build the layer that is number `index` among the MoE layers."""
         super().__init__()
         self.index = index
-        self.gate = Gate(
-            config.hidden_size,
-            config.num_experts,
-            config.top_k,
-            renormalise=config.norm_topk_prob,
-            ops=ops,
-            faults=faults,
-        )
+        self.gate = Gate(config, ops, faults)
         self.placer = Placer()
         self.dispatcher = LocalDispatcher(ops, faults)
         self.experts = Experts(config, ops, faults)

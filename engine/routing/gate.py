@@ -6,11 +6,13 @@ whatever the model's number format.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from engine.config import ModelConfig
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.kernels.topk import Selection
@@ -28,19 +30,16 @@ class GateOutput(NamedTuple):
 class Gate(nn.Module):
     """Router of one layer: logits by one product, experts by softmax and top-k."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        renormalise: bool,
-        ops: Ops,
-        faults: Faults,
-    ) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, faults: Faults) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((num_experts, hidden_size), torch.nan))
-        self.top_k, self.renormalise = top_k, renormalise
+        shape = (config.num_experts, config.hidden_size)
+        self.weight = nn.Parameter(torch.full(shape, torch.nan), requires_grad=False)
+        self.topk = partial(
+            ops.topk,
+            k=config.top_k,
+            renormalise=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        )
         self.ops, self.faults = ops, faults
 
     def logits(self, x_TD: Tensor) -> Tensor:
@@ -54,9 +53,7 @@ class Gate(nn.Module):
         """Choose experts from logits, under an operator's policy if one is set."""
         if self.faults.gate_lock is not None:
             self.faults.gate_lock(None)
-        if policy is None:
-            selection: Selection = self.ops.topk(
-                logits_TE, self.top_k, renormalise=self.renormalise
-            )
-            return selection
-        return policy.select(self.ops.topk, logits_TE, self.top_k, self.renormalise)
+        if policy is not None:
+            return policy.select(self.topk, logits_TE)
+        selection: Selection = self.topk(logits_TE)
+        return selection

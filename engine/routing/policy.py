@@ -27,14 +27,10 @@ class LayerPolicy:
     bias_E: Tensor
     """(E,) fp32: added to the logits, so it changes who is chosen and how much they weigh."""
 
-    def select(
-        self, topk: Callable[..., Any], logits_TE: Tensor, k: int, renormalise: bool
-    ) -> Selection:
-        """Run the selection `topk` under this policy."""
+    def select(self, topk: Callable[..., Any], logits_TE: Tensor) -> Selection:
+        """Run the selection `topk`, already bound to its k, under this policy."""
         selection: Selection = topk(
             logits_TE + self.bias_E,
-            k,
-            renormalise=renormalise,
             preferred_E=self.forced_E,
             banned_E=self.banned_E,
         )

@@ -40,6 +40,8 @@ def test_weights_of_a_small_row_are_those_of_the_docstring(path):
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     plain = path(logits, 2, renormalise=False).topk_weights_TK[0].tolist()
     normal = path(logits, 2, renormalise=True).topk_weights_TK[0].tolist()
+    scaled = path(logits, 2, renormalise=False, scale=2.5).topk_weights_TK[0].tolist()
+    assert scaled == pytest.approx([1.6098, 0.5922], abs=1e-4)
     assert plain == pytest.approx([0.6439, 0.2369], abs=1e-4)
     assert normal == pytest.approx([0.7311, 0.2689], abs=1e-4)
 

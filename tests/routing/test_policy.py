@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ def policy():
 
 
 def choose(layer_policy, logits):
-    return layer_policy.select(topk_softmax, logits, 2, True)
+    return layer_policy.select(partial(topk_softmax, k=2, renormalise=True), logits)
 
 
 def test_an_empty_policy_touches_no_layer():
