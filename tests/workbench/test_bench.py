@@ -22,7 +22,7 @@ def test_recorder_pairs_steps_and_counts_rows(workbench):
         assert row["rows_recorded"] == row["rows_expected"] == batch * (8 + 4 - 1)
         assert row["pairs"] == 2 * (4 - 1)
         assert row["step_ms_without"] > 0 and row["step_ms_with"] > 0
-        assert -1 < row["overhead"] < 10
+        assert -1 < row["overhead"] < 10 and -1 < row["overhead_cpu"] < 10
 
 
 def test_recorder_bench_notices_a_recorder_that_loses_rows(workbench, monkeypatch):
@@ -74,6 +74,7 @@ def test_the_form_for_people_names_machine_and_formula(workbench):
         (("recorder", "--tokens", "0"), "at least 1"),
         (("decode", "--rounds", "0"), "at least 1"),
         (("decode", "--dtypes", "int4"), "float32, bfloat16"),
+        (("decode", "--threads", "0"), "threads (0)"),
         (("startup", "--rounds", "0"), "at least 1"),
         (("flights",), "flights"),
     ],

@@ -19,7 +19,7 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.errors import MachineError, RequestError
-from workbench.bench.machine import report
+from workbench.bench.machine import report, torch_threads
 from workbench.prompts import SAMPLES
 
 PROMPT_TOKENS = 12
@@ -34,6 +34,7 @@ def run(
     dtypes: tuple[str, ...] = ("float32",),
     tokens: int = 64,
     rounds: int = 3,
+    threads: int | None = None,
     against: bool = True,
 ) -> dict[str, Any]:
     """Measure one row per number format and batch size.
@@ -44,6 +45,7 @@ def run(
         dtypes: `float32`, `bfloat16`.
         tokens: new tokens for each sequence.
         rounds: how often each is run; one round more, before, is thrown away.
+        threads: of one product, on both sides; None leaves torch's setting.
         against: whether transformers runs too.
 
     Raises:
@@ -57,17 +59,20 @@ def run(
             "transformers is not installed; install the extra 'hf', or pass --no-transformers."
         )
     rows = []
-    for dtype in dtypes:
-        engine = Engine(EngineConfig(model=model, dtype=dtype, max_running=max(batches)))
-        ours = _engine_generate(engine, tokens)
-        theirs = _transformers_generate(model, dtype, tokens) if against else None
-        for batch in batches:
-            prompts = _prompts(engine, batch)
-            row = {"dtype": dtype, "batch": batch, "new_tokens": tokens}
-            rows.append(row | _compare(ours, theirs, prompts, rounds))
-    words = f"--batches {','.join(map(str, batches))} --dtypes {','.join(dtypes)}"
-    words += f" --tokens {tokens} --rounds {rounds}" + ("" if against else " --no-transformers")
-    return report(rows, f"workbench bench decode --model {model.name} {words} --json")
+    with torch_threads(threads):
+        for dtype in dtypes:
+            engine = Engine(EngineConfig(model=model, dtype=dtype, max_running=max(batches)))
+            ours = _engine_generate(engine, tokens)
+            theirs = _transformers_generate(model, dtype, tokens) if against else None
+            for batch in batches:
+                prompts = _prompts(engine, batch)
+                row = {"dtype": dtype, "batch": batch, "new_tokens": tokens}
+                rows.append(row | _compare(ours, theirs, prompts, rounds))
+        words = f"--batches {','.join(map(str, batches))} --dtypes {','.join(dtypes)}"
+        words += f" --tokens {tokens} --rounds {rounds}"
+        words += f" --threads {threads}" if threads else ""
+        words += "" if against else " --no-transformers"
+        return report(rows, f"workbench bench decode --model {model.name} {words} --json")
 
 
 def _compare(

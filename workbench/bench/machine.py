@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from engine.errors import RequestError
 
 
 def machine() -> dict[str, Any]:
@@ -25,6 +29,25 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Let one product use `threads` threads meanwhile; None leaves torch's setting.
+
+    Raises:
+        RequestError: `threads` is below 1.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    if threads is not None and threads < 1:
+        raise RequestError(f"threads ({threads}) must be a whole number of at least 1.")
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cpu_name() -> str:

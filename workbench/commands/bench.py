@@ -17,6 +17,10 @@ BatchesOption = Annotated[
     str, typer.Option("--batches", metavar="B,B,…", help="Numbers of sequences run together.")
 ]
 TokensOption = Annotated[int, typer.Option("--tokens", help="New tokens for each sequence.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", help="Threads of one product; without it, torch's setting."),
+]
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Repetitions; medians are shown.")]
 
 
@@ -41,13 +45,20 @@ def recorder(
     batches: BatchesOption = "1,8,32",
     tokens: TokensOption = 64,
     rounds: RoundsOption = 3,
+    threads: ThreadsOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Step time with and without recording every row, in turns."""
     from workbench.bench.recorder import run
 
-    sizes = _numbers(batches)
-    _print(run(paths.model_folder(model), batches=sizes, tokens=tokens, rounds=rounds), as_json)
+    result = run(
+        paths.model_folder(model),
+        batches=_numbers(batches),
+        tokens=tokens,
+        rounds=rounds,
+        threads=threads,
+    )
+    _print(result, as_json)
 
 
 @app.command()
@@ -58,6 +69,7 @@ def decode(
     dtypes: Annotated[str, typer.Option(metavar="D,D", help="Number formats.")] = "float32",
     tokens: TokensOption = 64,
     rounds: RoundsOption = 3,
+    threads: ThreadsOption = None,
     transformers: Annotated[bool, typer.Option(help="Also run transformers' generate.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,6 +82,7 @@ def decode(
         dtypes=tuple(dtypes.split(",")),
         tokens=tokens,
         rounds=rounds,
+        threads=threads,
         against=transformers,
     )
     _print(result, as_json)
@@ -90,7 +103,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     rows = report["rows"]
     formulas = {name: rows[0][name] for name in rows[0] if name.endswith("_formula")}
     names = [name for name in rows[0] if name not in formulas]
