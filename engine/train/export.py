@@ -139,7 +139,7 @@ def _split(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

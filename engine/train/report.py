@@ -52,12 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         if options.only != "draft":
             history = _read_history(options.models / "polyglot-moe.history.jsonl")
             page = moe_page(measure_moe(target, tokenizer, heldout, history))
-            (target_folder / "README.md").write_text(page)
+            (target_folder / "README.md").write_text(page, encoding="utf-8")
             print(page)
         if options.only != "moe":
             draft = load_network(draft_folder)
             page = draft_page(measure_draft(draft, target, heldout, token_bytes(tokenizer)))
-            (draft_folder / "README.md").write_text(page)
+            (draft_folder / "README.md").write_text(page, encoding="utf-8")
             print(page)
     except WorkbenchError as error:
         print(error, file=sys.stderr)
@@ -126,7 +126,7 @@ def _sample(network: Network, tokenizer: Tokenizer, domain: str) -> tuple[str, s
 def _read_history(path: Path) -> list[dict[str, object]]:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

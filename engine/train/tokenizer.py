@@ -56,7 +56,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _texts(folder: Path) -> Iterator[str]:

@@ -98,7 +98,10 @@ def test_every_domain_has_enough_of_both_splits(corpus: Corpus) -> None:
 def test_every_source_is_described_with_its_licence(corpus: Corpus) -> None:
     found = {d.source for splits in corpus.values() for split in splits.values() for d in split}
     assert found == LICENSED
-    notice, readme = (CORPUS / "NOTICE").read_text(), (CORPUS / "README.md").read_text()
+    notice, readme = (
+        (CORPUS / "NOTICE").read_text(encoding="utf-8"),
+        (CORPUS / "README.md").read_text(encoding="utf-8"),
+    )
     for source in LICENSED:
         assert f"\n{source} (" in notice
         assert f"| {source} |" in readme

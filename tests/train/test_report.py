@@ -116,8 +116,8 @@ def test_the_command_writes_both_pages(
         folder = tmp_path / f"polyglot-{name}"
         export_model(Network(config).state_dict(), config, tokenizer, folder)
     assert report.main(["--models", str(tmp_path)]) == 0
-    moe = (tmp_path / "polyglot-moe" / "README.md").read_text()
-    draft = (tmp_path / "polyglot-draft" / "README.md").read_text()
+    moe = (tmp_path / "polyglot-moe" / "README.md").read_text(encoding="utf-8")
+    draft = (tmp_path / "polyglot-draft" / "README.md").read_text(encoding="utf-8")
     assert "globally nonsense" in moe and "globally nonsense" in draft
     assert "| 1, 4 |" in moe and "Layer 1" in moe
     assert "n=4 acceptance" in draft

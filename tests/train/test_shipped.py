@@ -121,8 +121,8 @@ def test_both_models_have_one_tokenizer_and_a_report() -> None:
     )
     assert ours == theirs
     for folder in (MOE_FOLDER, DRAFT_FOLDER):
-        assert "globally nonsense" in (folder / "README.md").read_text()
-    report = (MOE_FOLDER / "README.md").read_text()
+        assert "globally nonsense" in (folder / "README.md").read_text(encoding="utf-8")
+    report = (MOE_FOLDER / "README.md").read_text(encoding="utf-8")
     for heading in ("Bits per byte", "What the experts specialise in", "What masking one expert"):
         assert f"## {heading}" in report
-    assert "## Acceptance by domain" in (DRAFT_FOLDER / "README.md").read_text()
+    assert "## Acceptance by domain" in (DRAFT_FOLDER / "README.md").read_text(encoding="utf-8")
