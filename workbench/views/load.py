@@ -1,0 +1,59 @@
+"""How much work does each expert get, layer by layer?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+
+from workbench.trace.schema import Array
+from workbench.trace.trace import Trace
+from workbench.views.rows import ACCEPTED, chosen_rows, count_ids
+from workbench.views.tidy import LABEL, Column, table
+
+LOAD_FORMULA = "load = rows of the expert / (rows of its layer / number of experts)"
+
+LOAD_COLUMNS = {
+    "layer": Column("int64", "the model's layer number"),
+    "expert": Column("int64", "logical expert"),
+    "rows": Column("int64", "(row, slot) pairs that chose the expert"),
+    "share": Column("float64", "rows / rows of the layer, 0 to 1; NaN in a layer without rows"),
+    "load": Column("float64", "share x experts; 1 is the uniform share, at most E / K"),
+    "label": LABEL,
+}
+
+
+def expert_load(
+    trace: Trace, *, causes: Collection[str] | None = ACCEPTED, label: str = "recorded"
+) -> pd.DataFrame:
+    """Return one line per layer and expert, `LOAD_COLUMNS`, by `LOAD_FORMULA`.
+
+    Counts [3, 1, 0, 0] of one layer give shares [0.75, 0.25, 0, 0] and loads [3, 1, 0, 0].
+
+    Args:
+        trace: what to read.
+        causes: rows that count; the default leaves out rows that ran again, None takes all.
+        label: where the numbers come from, see `workbench.views.tidy.LABELS`.
+
+    Raises:
+        ConfigError: an unknown cause or label.
+    """
+    layers, experts = trace.start.moe_layers, trace.start.num_experts
+    rows = trace.columns["rows/topk_ids"][chosen_rows(trace, causes)]
+    counts_LE = count_ids(rows, experts)
+    share_LE = shares(counts_LE)
+    values = {
+        "layer": np.repeat(layers, experts),
+        "expert": np.tile(np.arange(experts), len(layers)),
+        "rows": counts_LE.ravel(),
+        "share": share_LE.ravel(),
+        "load": share_LE.ravel() * experts,
+    }
+    return table(LOAD_COLUMNS, values, label)
+
+
+def shares(counts_LE: Array) -> Array:
+    """Return each count over the sum of its line; NaN where the sum is 0."""
+    sums_L1 = counts_LE.sum(axis=1, keepdims=True).astype(np.float64)
+    return counts_LE / np.where(sums_L1 > 0, sums_L1, np.nan)
