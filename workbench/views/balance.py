@@ -77,7 +77,7 @@ def load_balance(
             "formula": [BALANCE_FORMULAS[measure] for measure in found],
         }
         parts.append(table(BALANCE_COLUMNS, values, label))
-    return join(BALANCE_COLUMNS, parts)
+    return join(BALANCE_COLUMNS, parts, label)
 
 
 def measures(counts_X: Array) -> dict[str, float]:

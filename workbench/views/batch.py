@@ -73,4 +73,4 @@ def overhead_by_batch(
             "state": [overhead_state(routing / whole)],
         }
         parts.append(table(BATCH_COLUMNS, values, label))
-    return join(BATCH_COLUMNS, parts)
+    return join(BATCH_COLUMNS, parts, label)

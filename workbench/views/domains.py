@@ -60,4 +60,4 @@ def domain_load(
             "lift": lift_LE.ravel(),
         }
         parts.append(table(DOMAIN_COLUMNS, values, label))
-    return join(DOMAIN_COLUMNS, parts)
+    return join(DOMAIN_COLUMNS, parts, label)

@@ -63,12 +63,12 @@ def jump_rate(
     """
     rows = _in_order(trace, np.flatnonzero(chosen_rows(trace, causes)))
     if not by_domain:
-        return join(JUMP_COLUMNS, _lines(trace, ALL, rows, label) if len(rows) else [])
+        return join(JUMP_COLUMNS, _lines(trace, ALL, rows, label) if len(rows) else [], label)
     domains = row_domains(trace)[rows]
     parts = []
     for domain in sorted(set(domains.tolist())):
         parts += _lines(trace, domain, rows[domains == domain], label)
-    return join(JUMP_COLUMNS, parts)
+    return join(JUMP_COLUMNS, parts, label)
 
 
 def _in_order(trace: Trace, rows: Array) -> Array:

@@ -58,9 +58,13 @@ def check_label(label: str) -> None:
         raise ConfigError(f"label ({label!r}) must be one of {', '.join(LABELS)}.")
 
 
-def join(columns: Columns, parts: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the parts below each other; no parts give the columns without rows."""
+def join(columns: Columns, parts: list[pd.DataFrame], label: str) -> pd.DataFrame:
+    """Return the parts below each other; no parts give the columns without rows.
+
+    Raises:
+        ConfigError: `label` is not one of the three.
+    """
     if parts:
         return pd.concat(parts, ignore_index=True)
     empty: dict[str, list[Any]] = {name: [] for name in columns if name != "label"}
-    return table(columns, empty, LABELS[0])
+    return table(columns, empty, label)

@@ -87,7 +87,7 @@ def device_traffic(
             "bytes_label": [bytes_label] * len(home),
         }
         parts.append(table(TRAFFIC_COLUMNS, values, label))
-    return join(TRAFFIC_COLUMNS, parts)
+    return join(TRAFFIC_COLUMNS, parts, label)
 
 
 def _count(homes_N: Array, devices_NK: Array, num_devices: int) -> tuple[Array, Array]:
