@@ -5,12 +5,16 @@ const RETRY_MS = 2000;
 
 export function render({ model, el }) {
   const root = document.createElement("div");
-  root.className = "page";
+  root.className = "screen"; // Panel calls its own element after the Python class
   let bindings = [];
+  let actions = []; // the last few: changes within 50 ms reach Python as one
   let count = 0;
   let lastBeat = performance.now();
 
-  const send = (name, value) => { model.event = { name, value, count: ++count }; };
+  const send = (name, value) => {
+    actions = [...actions.slice(-7), [++count, name, value]];
+    model.actions = actions;
+  };
 
   const build = () => {
     root.innerHTML = model.skeleton;
@@ -85,7 +89,9 @@ export function render({ model, el }) {
 
   const onKey = (event) => {
     const target = event.composedPath()[0];
-    const typing = /^(INPUT|SELECT|TEXTAREA|BUTTON|A|SUMMARY)$/.test(target?.tagName ?? "");
+    // A closed dialog may still hold the focus for a moment.
+    const typing = /^(INPUT|SELECT|TEXTAREA|BUTTON|A|SUMMARY)$/.test(target?.tagName ?? "")
+      && !target.closest("dialog:not([open])");
     if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
     if (event.key === "?") dialog("help")?.showModal();
     else if (event.key === " " && !typing) press("space");

@@ -6,8 +6,8 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
 
     <b data-bind="tokens"></b>                  text of values["tokens"]
     <path data-bind-d="spark"></path>           attribute d of values["spark"]; null removes it
-    <select data-send="domain"></select>        on change: event = {name, value}
-    <button data-send="pause"></button>         on click: event = {name, value: its value}
+    <select data-send="domain"></select>        on change: act(name, value)
+    <button data-send="pause"></button>         on click: act(name, its value)
     <a data-swap="theme" href="?theme=dark">    on click: only that argument of the address changes
     <div data-child="figure"></div>             where the Panel child `figure` goes
 """
@@ -15,6 +15,7 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,33 @@ class Page(JSComponent):
     skeleton = param.String(default="", doc="HTML, written by us and trusted.")
     values = param.Dict(default={}, doc="Name -> text, number, bool or None.")
     figure = Child(doc="The plot that goes where the skeleton says.")
-    event = param.Dict(default={}, doc="What the reader did last: name, value, count.")
+    actions = param.List(default=[], doc="What the reader did last: [count, name, value] each.")
     drawn = param.Integer(default=0, doc="The highest beat the browser has drawn.")
 
     _esm = (_HERE / "page.js").read_text(encoding="utf-8")
     _stylesheets = [(_HERE / "page.css").read_text(encoding="utf-8")]
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, act: Callable[[str, Any], None], **params: Any) -> None:
+        """Make an empty page; `act` is called with name and value of what the reader does."""
         super().__init__(**params)
+        self._act = act
+        self._acted = 0
         self._beat = 0
         self._sent_at = 0.0
+        self.param.watch(self._on_actions, "actions")
 
     @property
     def ready(self) -> bool:
         """Whether the browser has drawn the last values, or has had long enough."""
         return self.drawn >= self._beat or time.monotonic() - self._sent_at > PATIENCE_S
+
+    def _on_actions(self, change: Any) -> None:
+        """Pass on each action once; the list repeats some, so that none is lost in a hurry."""
+        for action in change.new:
+            match action:
+                case [int(count), str(name), value] if count > self._acted:
+                    self._acted = count
+                    self._act(name, value)
 
     def show(self, values: dict[str, Any]) -> None:
         """Send the next values."""

@@ -51,9 +51,8 @@ class Now:
         self._slots: list[int | None] = [None] * NUM_SLOTS
         self._map: Heatmap | None = None
         self._layout: tuple[Any, ...] = ()
-        self.page = Page(sizing_mode="stretch_width")
+        self.page = Page(self.act, sizing_mode="stretch_width")
         self._fit(source.snapshot())
-        self.page.param.watch(self._on_event, "event")
         self.tick(anyway=True)
 
     def tick(self, *, anyway: bool = False) -> None:
@@ -71,6 +70,17 @@ class Now:
         if self._map is not None and self.view == "map":
             self._map.show(load)
         self.page.show(self.values(snapshot, load))
+
+    def act(self, name: str, value: Any) -> None:
+        """Do what the reader asks for; what the page does not offer is ignored."""
+        if name == "domain" and isinstance(value, str):
+            self.domain = value
+        elif name == "view" and value in VIEWS:
+            self.view = value
+        elif name == "pause":
+            asyncio.get_running_loop().create_task(self._pause(value == "pause"))
+            return
+        self.tick(anyway=True)
 
     def values(self, snapshot: Snapshot, load: Load | None) -> dict[str, Any]:
         """Return everything the skeleton asks for."""
@@ -168,17 +178,6 @@ class Now:
         empty = [n for n, name in enumerate(self._slots) if name is None]
         return next(iter(ended + empty), None)
 
-    def _on_event(self, change: Any) -> None:
-        name, value = change.new.get("name"), change.new.get("value")
-        if name == "domain" and isinstance(value, str):
-            self.domain = value
-        elif name == "view" and value in VIEWS:
-            self.view = value
-        elif name == "pause":
-            asyncio.get_running_loop().create_task(self._pause(value == "pause"))
-            return
-        self.tick(anyway=True)
-
     async def _pause(self, paused: bool) -> None:
         """Ask the engine's process to stop or resume the traffic; never blocks the page."""
         try:
@@ -219,7 +218,7 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
         return {}
     meta = frame.meta
     # An engine that is gone does nothing: old rates must not look like present ones.
-    alive = snapshot.state not in ("gone", "refused", "connecting")
+    alive = snapshot.state not in ("connecting", "loading", "gone", "refused")
     share = meta["overhead_share"] if alive else None
     limit = overhead_limit(share) if share is not None else None
     words = f"{limit.symbol} {limit.words}" if limit else "no steps in the last 5 s"
@@ -251,8 +250,7 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
 def _running(snapshot: Snapshot) -> str:
     """Say how many run; the last step's number stands for nothing once it is long ago."""
     assert snapshot.frame is not None
-    stale = snapshot.state in ("idle", "loading")
-    return "0" if stale else str(snapshot.frame.meta["num_running"])
+    return "0" if snapshot.state == "idle" else str(snapshot.frame.meta["num_running"])
 
 
 def _stages(snapshot: Snapshot) -> dict[str, Any]:

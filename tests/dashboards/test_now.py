@@ -113,7 +113,7 @@ def test_every_state_is_shown_by_symbol_word_and_colour(source, state):
     look = STATES[state]
     assert (values["status"], values["status_symbol"]) == (look.word, look.symbol)
     assert look.tone in values["status_class"] and values["reason"] == "because"
-    if state in ("gone", "refused", "connecting"):
+    if state in ("gone", "refused", "connecting", "loading"):
         assert values["tokens"] == values["p50"] == values["overhead"] == "–"
 
 
@@ -153,13 +153,24 @@ def test_every_value_has_its_place_and_every_place_its_value(source):
 def test_choices_change_the_view_at_once(source):
     source.step(20)
     page = open_page(source)
-    page.page.event = {"name": "domain", "value": "de", "count": 1}
+    page.page.actions = [*page.page.actions, [1, "domain", "de"]]
     assert page.page.values["domain"] == "de"
-    page.page.event = {"name": "view", "value": "table", "count": 2}
+    page.page.actions = [*page.page.actions, [2, "view", "table"]]
     assert page.page.values["table_pressed"] == "true"
-    page.page.event = {"name": "view", "value": "hologram", "count": 3}
-    page.page.event = {"name": "domain", "value": 7, "count": 4}
+    page.page.actions = [*page.page.actions, [3, "view", "hologram"]]
+    page.page.actions = [*page.page.actions, [4, "domain", 7]]
     assert page.view == "table" and page.domain == "de"
+
+
+def test_actions_that_arrive_together_all_count_and_none_counts_twice(source):
+    source.step(3)
+    page = open_page(source)
+    done: list[tuple[str, str]] = []
+    page.page._act = lambda name, value: done.append((name, value))
+    page.page.actions = [[1, "view", "table"], [2, "domain", "de"]]
+    page.page.actions = [[1, "view", "table"], [2, "domain", "de"], [3, "view", "map"]]
+    page.page.actions = [["x"], [4], None, [4, "view", "table"]]
+    assert done == [("view", "table"), ("domain", "de"), ("view", "map"), ("view", "table")]
 
 
 def test_what_a_model_or_an_address_says_stays_text(source):
@@ -176,7 +187,7 @@ def test_pausing_goes_to_the_engine_and_a_refusal_is_shown(source):
     assert page.page.values["pause"] == "pause" and not page.page.values["no_pause"]
 
     async def press(count: int) -> None:
-        page.page.event = {"name": "pause", "value": "pause", "count": count}
+        page.page.actions = [*page.page.actions, [count, "pause", "pause"]]
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
     asyncio.run(press(1))
