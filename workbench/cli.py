@@ -6,6 +6,7 @@ a traceback. The commands themselves are in `workbench.commands`, one file each.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,9 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `workbench`; None takes those of this process.
     """
+    _accept_any_character()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv) or ["--help"])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is when the caller closed it
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("\nworkbench: interrupted.", file=sys.stderr)
@@ -45,6 +48,8 @@ def _run(argv: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(argv, prog_name="workbench", standalone_mode=False)
+        if code == INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except WorkbenchError as wrong:
         return _fail(str(wrong), wrong.exit_code)
@@ -54,6 +59,12 @@ def _run(argv: list[str]) -> int:
         raise KeyboardInterrupt from None
     except SystemExit as left:  # typer's way to say that the reader of stdout went away
         return _reader_left() if left.code == 1 else int(left.code or 0)
+
+
+def _accept_any_character() -> None:
+    """Let a terminal without Unicode show escapes instead of ending the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _usage(wrong: Exception, argv: list[str]) -> str:

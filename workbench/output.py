@@ -11,7 +11,8 @@ from typing import Any
 
 def print_json(report: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout; a number that JSON has no word for becomes null."""
-    ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    ascii_only = encoding.lower().replace("-", "") != "utf8"
     text = json.dumps(_plain(report), ensure_ascii=ascii_only, allow_nan=False)
     if not ascii_only:
         # A lone surrogate has no UTF-8 form; JSON's own escape keeps it.

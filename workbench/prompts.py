@@ -37,6 +37,8 @@ def read_prompt(text: str | None, file: Path | None = None) -> str:
     if file is not None:
         prompt = _decoded(f"--prompt-file {file}", _read(file))
     elif text == "-":
+        if sys.stdin is None:
+            raise RequestError("stdin is closed; pipe the prompt into it or give it as TEXT.")
         prompt = _decoded("stdin", sys.stdin.buffer.read(MAX_BYTES + 1))
     else:
         assert text is not None

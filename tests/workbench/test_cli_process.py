@@ -65,7 +65,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback():
         assert process.stdout.read(1), "no text came"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and b"Traceback" not in err
+    assert process.returncode == 130 and err == b"\nworkbench: interrupted.\n"
 
 
 def test_a_reader_that_leaves_ends_it_quietly():
@@ -75,6 +75,20 @@ def test_a_reader_that_leaves_ends_it_quietly():
         err = process.stderr.read()
         process.wait(timeout=60)
     assert process.returncode == 1 and err == b""
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_terminal_without_unicode_gets_escapes(more):
+    script = "import sys; from workbench.cli import main; sys.exit(main(sys.argv[1:]))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "explain", "ü", "--token=1", "--layer=0", *more],
+        capture_output=True,
+        cwd=paths.root(),
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert ended.returncode == 0 and not ended.stderr
+    assert ended.stdout.isascii() and (rb"\u00fc" if more else rb"\xfc") in ended.stdout
 
 
 def test_a_full_disk_on_stdout_is_one_sentence():

@@ -80,26 +80,34 @@ def _compare(
 ) -> dict[str, Any]:
     contenders = {"ours": ours} | ({"transformers": theirs} if theirs else {})
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in contenders}
     outputs: dict[str, list[list[int]]] = {}
     for number in range(rounds + 1):
         for name, generate in contenders.items():
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             outputs[name] = generate(prompts)
             if number:  # the first round warms up
                 seconds[name].append(time.perf_counter() - began)
+                cpu_seconds[name].append(time.process_time() - cpu)
     made = sum(len(tokens) for tokens in outputs["ours"])
     speed = {name: made / statistics.median(times) for name, times in seconds.items()}
     row: dict[str, Any] = {"tokens_per_second": round(speed["ours"], 1)}
     if theirs is None:
         return row
     equal = sum(a == b for a, b in zip(outputs["ours"], outputs["transformers"], strict=True))
-    paired = [b / a for a, b in zip(seconds["ours"], seconds["transformers"], strict=True)]
     return row | {
         "transformers_tokens_per_second": round(speed["transformers"], 1),
-        "ratio": round(statistics.median(paired), 2),
+        "ratio": _ratio(seconds),
+        "ratio_cpu": _ratio(cpu_seconds),
         "ratio_formula": "median over rounds of transformers' seconds / ours",
         "same_text": f"{equal} of {len(prompts)}",
     }
+
+
+def _ratio(seconds: dict[str, list[float]]) -> float:
+    """Return how many times longer transformers took, or with processor time, worked."""
+    paired = zip(seconds["ours"], seconds["transformers"], strict=True)
+    return round(statistics.median(theirs / ours for ours, theirs in paired), 2)
 
 
 def _engine_generate(engine: Engine, tokens: int) -> Generate:

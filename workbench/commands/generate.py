@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -109,8 +108,7 @@ def generate(
     if as_json:
         print_json(result)
     else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        print(flush=True)
         say(report.generation_summary(result, seconds))
     if trace is not None:
         recorded = recorder.trace()
@@ -131,5 +129,4 @@ class Printer:
         from engine.events import TextEvent
 
         if isinstance(event, TextEvent) and event.delta:
-            sys.stdout.write(event.delta)
-            sys.stdout.flush()
+            print(event.delta, end="", flush=True)
