@@ -61,7 +61,7 @@ class Page(JSComponent):
                     self._acted = count
                     self._act(name, value)
 
-    def show(self, values: dict[str, Any]) -> None:
+    def fill(self, values: dict[str, Any]) -> None:
         """Send the next values."""
         self._beat += 1
         self._sent_at = time.monotonic()

@@ -69,7 +69,7 @@ class Now:
         load = readings.expert_load(snapshot.frame, self.domain)
         if self._map is not None and self.view == "map":
             self._map.show(load)
-        self.page.show(self.values(snapshot, load))
+        self.page.fill(self.values(snapshot, load))
 
     def act(self, name: str, value: Any) -> None:
         """Do what the reader asks for; what the page does not offer is ignored."""
