@@ -1,0 +1,179 @@
+// What both widgets need from whoever shows them: bytes, colours, elements, keys, clean-up.
+// Joined in front of live_map.js and token_stepper.js by module.py, so that each of them reaches
+// the browser as one ES module that runs unchanged in JupyterLab (anywidget) and in Panel.
+
+// Colours of 0, 1, 2, 3 and 4 quarters of a map's scale. The first is near the surface: idle is
+// not hot. Mixed in OKLab, where equal steps look equal (B. Ottosson, 2020).
+const STOPS = {
+  light: ["#f3f3f0", "#a9d4d8", "#429fac", "#116c7a", "#07353f"],
+  dark: ["#1b2024", "#1e525c", "#2f97a5", "#82d5de", "#e6faf9"],
+};
+
+const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
+const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+const gamma = (c) => (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
+
+function oklab(hex) {
+  const [r, g, b] = rgb(hex).map(linear);
+  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
+  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
+  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
+  return [
+    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
+    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
+    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
+  ];
+}
+
+function srgb([L, a, b]) {
+  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ].map((c) => Math.round(255 * gamma(Math.min(1, Math.max(0, c)))));
+}
+
+// The colours of 0 .. size - 1 as [r, g, b], evenly spaced over the scale.
+function palette(theme, size) {
+  const stops = STOPS[theme].map(oklab);
+  return Array.from({ length: size }, (_, n) => {
+    const at = (n / (size - 1)) * (stops.length - 1);
+    const k = Math.min(stops.length - 2, Math.floor(at));
+    return srgb(stops[k].map((value, c) => value + (at - k) * (stops[k + 1][c] - value)));
+  });
+}
+
+// Black or white, whichever reads better on the colour (WCAG 2).
+function inkOn([r, g, b]) {
+  const light = 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#020304" : "#ffffff";
+}
+
+// Hosts hand bytes over as a DataView, an ArrayBuffer or a typed array.
+function bytesOf(value) {
+  if (value instanceof ArrayBuffer) return new DataView(value);
+  if (ArrayBuffer.isView(value)) {
+    return new DataView(value.buffer, value.byteOffset, value.byteLength);
+  }
+  return new DataView(new ArrayBuffer(0));
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text || "null");
+  } catch {
+    return null;
+  }
+}
+
+// Make an element; text stays text, whatever a model wrote. An attribute of false or null is left
+// out, one that is a function listens.
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name, value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+// JupyterLab looks for this attribute on the focused element itself before it takes a key.
+const KEYS_ARE_OURS = { "data-lm-suppress-shortcuts": "true" };
+
+// A button that leaves the focus where it is, so that the arrow keys go on working.
+function button(label, key, attributes) {
+  const hint = key ? [element("kbd", { "aria-hidden": "true" }, key)] : [];
+  return element(
+    "button",
+    { type: "button", ...KEYS_ARE_OURS, mousedown: (event) => event.preventDefault(), ...attributes },
+    label, ...hint,
+  );
+}
+
+function helpPanel(title, intro, keys) {
+  const list = element("dl");
+  for (const [names, does] of keys) {
+    const keycaps = names.map((name) => element("kbd", {}, name));
+    list.append(element("dt", {}, ...keycaps), element("dd", {}, does));
+  }
+  const paragraphs = intro.map((text) => element("p", {}, text));
+  return element(
+    "div", { class: "trw-help", role: "note", "aria-label": title, hidden: true },
+    element("h3", {}, title), ...paragraphs, list,
+  );
+}
+
+// Set several properties of the model, those that changed only.
+function keep(model, values) {
+  const changed = Object.entries(values).filter(([name, value]) => model.get(name) !== value);
+  for (const [name, value] of changed) model.set(name, value);
+  if (changed.length) model.save_changes();
+}
+
+// Follow properties of the model and things of the page until `stop` is called.
+function listener(model) {
+  const undo = [];
+  return {
+    model(names, call) {
+      for (const name of names) {
+        model.on(`change:${name}`, call);
+        undo.push(() => model.off(`change:${name}`, call));
+      }
+    },
+    page(target, name, call) {
+      target.addEventListener(name, call);
+      undo.push(() => target.removeEventListener(name, call));
+    },
+    observer(made) {
+      undo.push(() => made.disconnect());
+      return made;
+    },
+    stop() {
+      for (const call of undo.splice(0)) call();
+    },
+  };
+}
+
+// Light or dark: what the model says, else JupyterLab's mark, else the nearest background behind
+// the widget, else what the reader's system prefers.
+function themeOf(model, root) {
+  const wanted = model.get("theme");
+  if (wanted === "light" || wanted === "dark") return wanted;
+  const lab = document.body.dataset.jpThemeLight;
+  if (lab !== undefined) return lab === "false" ? "dark" : "light";
+  for (let node = root.parentNode; node; node = node.parentNode ?? node.host) {
+    const light = node instanceof Element ? luminance(getComputedStyle(node).backgroundColor) : null;
+    if (light !== null) return light < 0.5 ? "dark" : "light";
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+function luminance(css) {
+  const [r, g, b, alpha = 1] = (css.match(/[\d.]+/g) ?? []).map(Number);
+  if (b === undefined || alpha < 0.1) return null;
+  return (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
+}
+
+// Keep root.dataset.theme right, and say when it changed.
+function followTheme(model, root, listen, changed) {
+  const look = () => {
+    const theme = themeOf(model, root);
+    if (root.dataset.theme === theme) return;
+    root.dataset.theme = theme;
+    changed();
+  };
+  const marks = listen.observer(new MutationObserver(look));
+  const filter = { attributes: true, attributeFilter: ["class", "style", "data-theme", "data-jp-theme-light"] };
+  marks.observe(document.body, filter);
+  marks.observe(document.documentElement, filter);
+  listen.page(matchMedia("(prefers-color-scheme: dark)"), "change", look);
+  listen.model(["theme"], look);
+  look();
+  return look;
+}
+
+const limited = (value, low, high) => Math.min(high, Math.max(low, value));
