@@ -12,6 +12,7 @@ from engine.config import ModelConfig
 from engine.exchange.dispatch import DispatchHandle, LocalDispatcher
 from engine.faults import Faults
 from engine.kernels.registry import Ops
+from engine.kernels.topk import Selection
 from engine.model.layers import blank
 from engine.model.step import LayerRecord, StepContext
 from engine.routing.device import Placer
@@ -38,7 +39,7 @@ class MoE(nn.Module):
         mark, table, layer = step.clock.mark, step.table, self.index
         logits_TE = self.gate.logits(x_TD)
         mark("gate")
-        chosen = self.gate.select(logits_TE, step.policies[layer])
+        chosen = self._select(logits_TE, step)
         mark("select")
         phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)
         mark("place")
@@ -52,6 +53,14 @@ class MoE(nn.Module):
         if step.records is not None:
             step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))
         return y_TD
+
+    def _select(self, logits_TE: Tensor, step: StepContext) -> Selection:
+        policy, smoother = step.policies[self.index], step.smoother
+        if smoother is None:
+            return self.gate.select(logits_TE, policy)
+        return smoother.select(
+            lambda logits: self.gate.select(logits, policy), logits_TE, self.index
+        )
 
 
 class Experts(nn.Module):

@@ -12,6 +12,7 @@ from engine.events import STAGES, Int64
 from engine.kernels.attention import AttentionPlan
 from engine.routing.gate import GateOutput
 from engine.routing.policy import LayerPolicy
+from engine.routing.smoothing import Smoother
 from engine.routing.table import RoutingTable
 
 
@@ -74,6 +75,8 @@ class StepContext:
     clock: StageClock
     records: list[LayerRecord] | None
     """One per MoE layer, in order; None when nobody listens."""
+    smoother: Smoother | None = None
+    """None while smoothing is off."""
     rotary: tuple[Tensor, Tensor] = field(init=False)
     """cos and sin (T, 1, hd/2), set by the transformer."""
     bad_rows: int = 0

@@ -39,7 +39,7 @@ class LayerPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingPolicy:
-    """Bans, forced experts and biases over all MoE layers; a layer of None means every layer."""
+    """Bans, forced experts, biases and smoothing of all MoE layers; a layer of None is each."""
 
     num_layers: int
     num_experts: int
@@ -47,11 +47,13 @@ class RoutingPolicy:
     banned: frozenset[tuple[int, int]] = frozenset()
     forced: frozenset[tuple[int, int]] = frozenset()
     bias: dict[tuple[int, int], float] = field(default_factory=dict)
+    smoothing: float = 0.0
+    """Bonus on the experts of the previous token, see `engine.routing.smoothing`; 0 is off."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is set, so that the gate can skip the policy."""
-        return not (self.banned or self.forced or self.bias)
+        return not (self.banned or self.forced or self.bias or self.smoothing)
 
     def ban(self, layer: int | None, expert: int) -> RoutingPolicy:
         """Return a policy in which `expert` is never chosen in `layer`."""
@@ -66,6 +68,12 @@ class RoutingPolicy:
         if not -1e4 <= value <= 1e4:
             raise RoutingError(f"bias ({value}) must be a number between -10000 and 10000.")
         return replace(self, bias=self.bias | dict.fromkeys(self._cells(layer, expert), value))
+
+    def smoothed(self, bonus: float) -> RoutingPolicy:
+        """Return a policy that smooths by `bonus`."""
+        if not 0 <= bonus <= 100:
+            raise RoutingError(f"bonus ({bonus}) must be a number between 0 and 100.")
+        return replace(self, smoothing=float(bonus))
 
     def layers(self) -> tuple[LayerPolicy | None, ...]:
         """Return one policy per MoE layer, None where nothing is set."""

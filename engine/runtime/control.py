@@ -79,8 +79,19 @@ class Control:
         self._set_policy(self._policy.favour(layer, expert, value))
         self._say("set_bias", layer=layer, expert=expert, value=value)
 
+    def set_smoothing(self, bonus: float) -> None:
+        """Add `bonus` to the logits of the experts the previous token of a sequence used.
+
+        0 switches smoothing off and costs nothing. See `engine.routing.smoothing`.
+
+        Raises:
+            RoutingError: the bonus is negative or above 100.
+        """
+        self._set_policy(self._policy.smoothed(bonus))
+        self._say("set_smoothing", bonus=bonus)
+
     def clear_policy(self) -> None:
-        """Forget all bans, forced experts and biases."""
+        """Forget all bans, forced experts and biases, and switch smoothing off."""
         policy = self._policy
         self._set_policy(
             RoutingPolicy(
@@ -111,7 +122,12 @@ class Control:
         if self._faults.table_publish is not None:
             table = self._faults.table_publish(table)
         self._table = table
-        self._say("publish_table", version=table.version, sha256=table.sha256())
+        self._say(
+            "publish_table",
+            version=table.version,
+            sha256=table.sha256(),
+            rank_of_phy=table.rank_of_phy.tolist(),
+        )
 
     def inject(self, point: str, fault: Fault, lease_s: float) -> None:
         """Set `fault` at `point`; it heals by itself after `lease_s` seconds.
@@ -153,6 +169,7 @@ class Control:
             "banned": sorted(policy.banned),
             "forced": sorted(policy.forced),
             "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
+            "smoothing": policy.smoothing,
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),
         }

@@ -39,7 +39,7 @@ from engine.runtime.results import Completion, EngineStats, RequestOutput, compl
 from engine.runtime.runner import Runner, StepResult
 from engine.runtime.scheduler import Chunk, Scheduler
 from engine.runtime.sequence import Sequence
-from engine.runtime.weights import load_weights
+from engine.runtime.weights import load_weights, weights_sha256
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
@@ -146,7 +146,12 @@ class Engine:
         clock.mark("schedule")
         with self._compute():
             result = self._runner.run(
-                schedule, self.table, self.control.layer_policies, clock, record=self.sink.enabled
+                schedule,
+                self.table,
+                self.control.layer_policies,
+                clock,
+                record=self.sink.enabled,
+                smoothing=self.control.policy.smoothing,
             )
             self._account(schedule.chunks)
             outputs += self._take_tokens(result)
@@ -207,6 +212,10 @@ class Engine:
                 rows.append(self._runner.all_logits(schedule, self.table))
         self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).numpy())
+
+    def weights_sha256(self) -> str:
+        """Hash every parameter as it stands in memory, for proofs that none has changed."""
+        return weights_sha256(self._runner.model)
 
     def close(self) -> None:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""

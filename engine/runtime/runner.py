@@ -20,6 +20,7 @@ from engine.model.sampler import sample
 from engine.model.step import HostRows, StageClock, StepContext
 from engine.model.transformer import Transformer
 from engine.routing.policy import LayerPolicy
+from engine.routing.smoothing import Smoother
 from engine.routing.table import RoutingTable
 from engine.runtime.scheduler import Chunk, Schedule
 
@@ -59,11 +60,17 @@ class Runner:
         clock: StageClock,
         *,
         record: bool,
+        smoothing: float = 0.0,
     ) -> StepResult:
         """Run the chunks of `schedule` under one table and one policy."""
         self.cache.clear(schedule.fresh_blocks)
         step = self._lay_out(schedule.chunks, table, policies, clock, record)
+        if smoothing and table.num_layers:
+            step.smoother = self._smoother(schedule.chunks, table.num_layers, smoothing)
         x_TD = self.model(self.cache, step)
+        if step.smoother is not None:
+            for chunk, last_LK in zip(schedule.chunks, step.smoother.previous_SLK, strict=True):
+                chunk.sequence.last_experts = (chunk.end - 1, last_LK)
         sampling, rows = self._sampling_rows(schedule.chunks)
         logits_BV = self.model.head(x_TD.index_select(0, rows))
         if self.faults.sampler_noise is not None:
@@ -122,6 +129,17 @@ class Runner:
             clock=clock,
             records=[] if record else None,
         )
+
+    def _smoother(self, chunks: list[Chunk], num_layers: int, bonus: float) -> Smoother:
+        """Gather what the token before each chunk used; unknown where smoothing was off then."""
+        unknown_LK = torch.full((num_layers, self.model.config.top_k), -1)
+        previous = []
+        for chunk in chunks:
+            position, last_LK = chunk.sequence.last_experts or (-1, unknown_LK)
+            previous.append(last_LK if position == chunk.start - 1 else unknown_LK)
+        device = self.model.embed.weight.device
+        lengths = [chunk.num_tokens for chunk in chunks]
+        return Smoother(bonus, lengths, torch.stack(previous).to(device))
 
     def _sampling_rows(self, chunks: list[Chunk]) -> tuple[list[Chunk], Tensor]:
         """Return the chunks that sample and the row of each one's last token."""

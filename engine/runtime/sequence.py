@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.model.detokenizer import Detokenizer
@@ -45,6 +46,8 @@ class Sequence:
     finish_reason: str | None = None
     logprobs: list[Logprobs] = field(default_factory=list)
     extra_rows: Counter[str] = field(default_factory=Counter)
+    last_experts: tuple[Position, Tensor] | None = None
+    """While smoothing is on: a token's position and the (L, K) experts it used."""
     logits_hash: _Hash | None = None
 
     def __post_init__(self) -> None:

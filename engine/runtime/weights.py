@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -34,3 +35,13 @@ def load_weights(
             f"{folder} leaves NaN in {len(left)} parameters, first {left[0]}; the checkpoint is "
             "damaged, take a good copy."
         )
+
+
+def weights_sha256(model: Transformer) -> str:
+    """Hash names, formats and bytes of every parameter, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        raw = parameter.detach().cpu().contiguous().view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
+    return digest.hexdigest()
