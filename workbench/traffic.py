@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine import Engine
+    from engine.runtime.engine import RequestOutput
 
 TEXTS_PER_DOMAIN = 24
 PROMPT_CHARACTERS = 90
@@ -91,14 +92,22 @@ class Traffic:
 
     def step(self, engine: Engine) -> bool:
         """Add what is missing and run one step; return whether there was anything to do."""
-        while len(self._alive) < self._running and not self.paused:
-            self._add(engine)
+        self.fill(engine)
         if not engine.has_work:
             return False
-        for output in engine.step():
+        self.settle(engine.step())
+        return True
+
+    def fill(self, engine: Engine) -> None:
+        """Add the requests that are missing, unless paused."""
+        while len(self._alive) < self._running and not self.paused:
+            self._add(engine)
+
+    def settle(self, outputs: Sequence[RequestOutput]) -> None:
+        """Note which requests have ended; for a caller who runs the steps itself."""
+        for output in outputs:
             if output.finished:
                 self._alive.discard(output.request_id)
-        return True
 
     def _add(self, engine: Engine) -> None:
         from engine import SamplingParams
