@@ -16,6 +16,7 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.app import PORT_TRIES, make_server
 from engine.errors import ConfigError, MachineError
+from workbench import lifecycle
 from workbench.lifecycle import Child, end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +88,7 @@ time.sleep(60)
 """
 PARENT = """
 import sys, time
+from workbench import lifecycle
 from workbench.lifecycle import Child, own_identity
 child = Child("child", [sys.executable, "-c", sys.argv[1], own_identity()], first_line="hello")
 print(child.report(10)["said"], child.pid, flush=True)
@@ -105,7 +107,8 @@ def test_a_child_ends_at_once_when_its_parent_is_killed():
     assert said == "hello" and not child.is_running()
 
 
-def test_a_child_that_ignores_its_end_is_killed_with_its_own_children():
+def test_a_child_that_ignores_its_end_is_killed_with_its_own_children(monkeypatch):
+    monkeypatch.setattr(lifecycle, "_GRACE_S", 0.3)
     stubborn = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
