@@ -111,6 +111,7 @@ function render({ model, el }) {
   function paint() {
     const now = measure();
     layout = now;
+    root.dataset.left = now.left; // where the cells begin
     const [wide, tall] = [now.left + now.width, now.height + now.bottom];
     const [pixelsWide, pixelsTall] = [Math.round(wide * now.ratio), Math.round(tall * now.ratio)];
     if (canvas.width !== pixelsWide || canvas.height !== pixelsTall) {
@@ -227,11 +228,15 @@ function render({ model, el }) {
   const numberOf = (cell) => scale().low + (cell * (scale().high - scale().low)) / TOP;
   const name = (kind, n) => (kind === "row" ? spec.rows : spec.columns)?.[n] ?? String(n);
 
-  // No more digits than one step of the scale is worth.
-  function figure(number, coarser = 0) {
-    const power = Math.floor(Math.log10((scale().high - scale().low) / TOP)) + coarser;
-    const rounded = power > 0 ? Math.round(number / 10 ** power) * 10 ** power : number;
-    return rounded.toLocaleString("en", { minimumFractionDigits: Math.max(0, -power), maximumFractionDigits: Math.max(0, -power) });
+  // A number as exact as one byte allows: a multiple of the round number next above a step of the
+  // scale. On a scale of 0 to 4 the cell of 3 stands for 2.992 and reads 3.00.
+  function figure(number, fewer = 0) {
+    const step = (scale().high - scale().low) / TOP;
+    const power = Math.floor(Math.log10(step));
+    const unit = [1, 2, 5, 10].find((times) => times * 10 ** power >= step) * 10 ** power;
+    const digits = Math.max(0, (unit >= 10 ** (power + 1) ? -1 : 0) - power - fewer);
+    return (Math.round(number / unit) * unit)
+      .toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   }
 
   function shortWord(cell) {
