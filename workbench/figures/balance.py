@@ -49,7 +49,8 @@ def load_balance(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         cols=3,
         panel_height=190,
         gap=150,
-        head=184,
+        head=200,
+        note=f"n: (row, slot) pairs of each {per}; X: number of {per}s",
         horizontal_spacing=0.07,
     )
     figure.update_annotations(align="left")
@@ -77,24 +78,24 @@ def load_balance(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
 
 
 def _lollipops(lines: pd.DataFrame, even: float, theme: str) -> list[go.Scatter]:
-    colour = themes.colours(theme)["accent"]
+    colour, few = themes.colours(theme)["accent"], len(lines) <= 12
     stems = go.Scatter(
         x=[value for layer in lines["layer"] for value in (layer, layer, None)],
         y=[value for found in lines["value"] for value in (even, found, None)],
         mode="lines",
-        line={"color": colour, "width": 3},
+        line={"color": colour, "width": 3 if few else 1.5},
         hoverinfo="skip",
         showlegend=False,
     )
     heads = go.Scatter(
         x=lines["layer"],
         y=lines["value"],
-        mode="markers+text" if len(lines) <= 12 else "markers",
+        mode="markers+text" if few else "markers",
         text=[f"{value:.2f}" for value in lines["value"]],
         textposition="bottom center" if even == 1.0 and lines["value"].max() <= 1 else "top center",
         textfont={"size": 12},
         cliponaxis=False,
-        marker={"color": colour, "size": 10},
+        marker={"color": colour, "size": 10 if few else 5},
         customdata=[
             f"<b>layer {line['layer']}: {NAMES[line['measure']]} {line['value']:.4f}</b><br>"
             f"of {line['units']} {line['per']}s<br>{_broken(line['formula'])}"

@@ -22,7 +22,7 @@ MAX_WORDS = 600
 """Maps with more cells than this are drawn without a number in each."""
 
 PANEL_HEIGHT = 250
-HEAD = 112
+HEAD = 126
 FOOT = 64
 
 
@@ -34,6 +34,7 @@ def sheet(
     *,
     height: int = 460,
     head: int = HEAD,
+    note: str = "",
     rows: int = 1,
     cols: int = 1,
     label: str | None = None,
@@ -48,6 +49,7 @@ def sheet(
         theme: light or dark.
         height: pixels; the width is the reader's.
         head: pixels above the panels.
+        note: how the numbers are computed; stands behind the label.
         rows: panels below each other.
         cols: panels side by side.
         label: words for the label in place of the table's.
@@ -57,6 +59,8 @@ def sheet(
         ConfigError: a theme there is none of.
     """
     own = themes.colours(theme)
+    badge = label if label is not None else label_words(frame)
+    below = " · ".join(part for part in (badge, note) if part)
     figure = make_subplots(rows=rows, cols=cols, **subplots)
     figure.update_annotations(
         font={"size": 14, "color": own["text"]}, xanchor="left", yanchor="bottom"
@@ -65,21 +69,7 @@ def sheet(
         template=themes.template(theme),
         height=height,
         margin={"t": head},
-        title={"text": title, "subtitle": {"text": subtitle}},
-    )
-    badge = label if label is not None else label_words(frame)
-    figure.add_annotation(
-        text=badge,
-        name="label",
-        x=1,
-        xref="paper",
-        xanchor="right",
-        y=1,
-        yref="paper",
-        yanchor="top",
-        yshift=head - 22,
-        showarrow=False,
-        font={"color": own["muted"], "size": 14},
+        title={"text": title, "subtitle": {"text": f"{subtitle}<br>{below}"}},
     )
     if frame.empty:
         figure.update_xaxes(visible=False)
@@ -107,7 +97,7 @@ def panels(
     cols: int = 2,
     panel_height: int = PANEL_HEIGHT,
     gap: int = 72,
-    head: int = HEAD + 24,
+    head: int = HEAD + 20,
     foot: int = FOOT,
     **options: Any,
 ) -> tuple[go.Figure, list[tuple[int, int]]]:
@@ -140,7 +130,9 @@ def heat(
     *,
     theme: str,
     words_YX: Any,
-    hover_YX: Any,
+    hover_YX: Any = None,
+    numbers_YXC: Any = None,
+    hovertemplate: str = "%{hovertext}<extra></extra>",
     top: float,
     colorbar: dict[str, Any] | None = None,
 ) -> go.Heatmap:
@@ -150,12 +142,15 @@ def heat(
         values_YX: (rows, columns) numbers; drawn at whole coordinates from 0.
         theme: light or dark.
         words_YX: the text of each cell, left out of large maps; None writes none.
-        hover_YX: the text shown when a cell is pointed at.
+        hover_YX: the text shown when a cell is pointed at; or None, and
+        numbers_YXC: C numbers for each cell, for large maps, and
+        hovertemplate: plotly's template, in which they are `customdata[c]`.
         top: value of the last colour; larger ones are drawn the same.
         colorbar: plotly's; None draws none.
     """
     values = np.asarray(values_YX, np.float64)
     small = values.size <= MAX_WORDS
+    gap = 2 if small else 1 if max(values.shape) <= 64 else 0
     return go.Heatmap(
         z=values,
         zmin=0,
@@ -163,11 +158,12 @@ def heat(
         colorscale=themes.load_scale(theme),
         text=np.asarray(words_YX, dtype=object) if small and words_YX is not None else None,
         texttemplate="%{text}" if small and words_YX is not None else None,
-        hovertext=np.asarray(hover_YX, dtype=object),
-        hovertemplate="%{hovertext}<extra></extra>",
+        hovertext=None if hover_YX is None else np.asarray(hover_YX, dtype=object),
+        customdata=numbers_YXC,
+        hovertemplate=hovertemplate,
         hoverongaps=False,
-        xgap=2 if values.shape[1] <= 64 else 0,
-        ygap=2 if values.shape[0] <= 64 else 0,
+        xgap=gap,
+        ygap=gap,
         showscale=colorbar is not None,
         colorbar=colorbar,
     )
@@ -186,15 +182,17 @@ def load_bar(theme: str, unit: str) -> dict[str, Any]:
     }
 
 
-def share_marks(figure: go.Figure, theme: str, marks: pd.DataFrame, **where: Any) -> None:
-    """Draw each mark of an overhead share, in per cent, as a line; its word stands right of it."""
+def share_marks(
+    figure: go.Figure, theme: str, marks: pd.DataFrame, *, words: bool = True, **where: Any
+) -> None:
+    """Draw each mark of an overhead share, in per cent, as a line named at its right end."""
     for mark in records(marks):
         colour = themes.state_colour(mark["state"], theme)
         figure.add_hline(
             y=100 * mark["share"],
             line={"color": colour, "width": 1.5, "dash": "dash"},
             annotation={
-                "text": f"{100 * mark['share']:.0f} %: {mark['meaning']}",
+                "text": f"{100 * mark['share']:.0f} %" + f": {mark['meaning']}" * words,
                 "font": {"color": colour, "size": 13},
                 "bgcolor": themes.colours(theme)["surface"],
                 "xanchor": "left",

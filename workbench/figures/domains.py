@@ -43,6 +43,7 @@ def domain_load(
         frame,
         theme,
         [f"layer {layer}" for layer in shown],
+        note="load = rows of the expert / (rows of the domain in the layer / number of experts)",
         panel_height=max(120, min(420, 29 * len(domains))),
         horizontal_spacing=0.06,
         shared_yaxes=True,

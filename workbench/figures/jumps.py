@@ -8,6 +8,9 @@ import plotly.graph_objects as go
 from workbench.figures import theme as themes
 from workbench.figures.canvas import Line, panels, percent, records, whole
 
+MAX_WORDED = 16
+"""More layers than this are drawn small and without numbers."""
+
 CHOICES = {"set": "all K experts, in any order", "first": "the best expert"}
 
 
@@ -25,6 +28,7 @@ def jump_rate(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         frame,
         theme,
         list(CHOICES.values()) if len(frame) else [],
+        note="rate = pairs whose choices differ / pairs of neighbouring tokens",
         panel_height=330,
         horizontal_spacing=0.07,
         shared_yaxes=True,
@@ -56,16 +60,17 @@ def _lines(own: pd.DataFrame, domain: str, alone: bool, theme: str) -> list[go.S
         (themes.colours(theme)["accent"], "circle") if alone else themes.domain_look(domain, theme)
     )
     muted = themes.colours(theme)["muted"]
+    few = len(own) <= MAX_WORDED
     hover = [_hover(line) for line in records(own)]
     rate = go.Scatter(
         x=own["layer"],
         y=100 * own["rate"],
         name="neighbours" if alone else themes.domain_name(domain),
-        mode="markers+text" if alone else "lines+markers",
+        mode=("markers+text" if few else "markers") if alone else "lines+markers",
         text=[percent(value, 0) for value in own["rate"]] if alone else None,
         textposition="middle right",
         textfont={"color": colour, "size": 14},
-        marker={"symbol": marker, "size": 13 if alone else 9, "color": colour},
+        marker={"symbol": marker, "size": (13 if few else 6) if alone else 9, "color": colour},
         line={"width": 1.5, "color": colour},
         customdata=hover,
         hovertemplate="%{customdata}<extra></extra>",
@@ -88,7 +93,12 @@ def _lines(own: pd.DataFrame, domain: str, alone: bool, theme: str) -> list[go.S
         y=100 * own["expected"],
         name="expected of unrelated tokens with the same load",
         mode="markers",
-        marker={"symbol": "diamond-open", "size": 12, "color": muted, "line": {"width": 2}},
+        marker={
+            "symbol": "diamond-open",
+            "size": 12 if few else 6,
+            "color": muted,
+            "line": {"width": 2},
+        },
         customdata=hover,
         hovertemplate="%{customdata}<extra></extra>",
     )

@@ -9,15 +9,15 @@ from workbench.figures import theme as themes
 from workbench.figures.canvas import (
     FOOT,
     HEAD,
-    Line,
     heat,
-    keyed,
     largest,
     load_bar,
     percent,
     sheet,
     whole,
 )
+from workbench.views.devices import DEVICE_LOAD_FORMULA
+from workbench.views.load import LOAD_FORMULA
 
 
 def expert_load(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
@@ -45,20 +45,25 @@ def _map(frame: pd.DataFrame, unit: str, theme: str) -> go.Figure:
         _finding(frame, unit),
         frame,
         theme,
+        note=LOAD_FORMULA if unit == "expert" else DEVICE_LOAD_FORMULA,
         height=HEAD + FOOT + max(220, min(640, 62 * len(layers))),
     )
     if frame.empty:
         return figure
     grid = frame.pivot(index="layer", columns=unit, values="load")
-    lines = keyed(frame, "layer", unit)
+    names = ["layer", unit, "load", "share", "rows"]
+    numbers = frame.sort_values(["layer", unit])[names].to_numpy(float)
     figure.add_trace(
         heat(
             grid.to_numpy(),
             theme=theme,
             words_YX=[[load_word(load) for load in row] for row in grid.to_numpy()],
-            hover_YX=[
-                [_hover(lines[layer, at], unit) for at in grid.columns] for layer in grid.index
-            ],
+            numbers_YXC=numbers.reshape(*grid.shape, len(names)),
+            hovertemplate=(
+                f"<b>layer %{{customdata[0]}}, {unit} %{{customdata[1]}}</b><br>"
+                "%{customdata[2]:.3f} × uniform share<br>%{customdata[3]:.2%} of the layer<br>"
+                "%{customdata[4]:,} (row, slot) pairs<extra></extra>"
+            ),
             top=themes.LOAD_TOP,
             colorbar=load_bar(theme, "× uniform share"),
         )
@@ -92,14 +97,6 @@ def _finding(frame: pd.DataFrame, unit: str) -> str:
         f"busiest: {unit} {busiest[unit]} of layer {busiest['layer']} with "
         f"{busiest['load']:.2f} × its uniform share, {percent(busiest['share'])} of the layer · "
         f"{idle} idle · {whole(rows)} (row, slot) pairs a layer"
-    )
-
-
-def _hover(line: Line, unit: str) -> str:
-    return (
-        f"<b>layer {line['layer']}, {unit} {line[unit]}</b><br>"
-        f"{line['load']:.3f} × uniform share<br>"
-        f"{percent(line['share'], 2)} of the layer<br>{whole(line['rows'])} (row, slot) pairs"
     )
 
 

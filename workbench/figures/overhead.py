@@ -36,7 +36,8 @@ def overhead_by_step(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         _finding(timed),
         timed,
         theme,
-        height=500,
+        note=OVERHEAD_FORMULA,
+        height=520,
     )
     if timed.empty:
         return figure
@@ -93,7 +94,8 @@ def overhead_total(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         _total_finding(frame),
         frame,
         theme,
-        height=250,
+        note=OVERHEAD_FORMULA,
+        height=280,
     )
     if frame.empty:
         return figure
@@ -149,8 +151,9 @@ def overhead_by_batch(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure
         ["share of step time, in per cent", "routing time per row, in microseconds (logarithmic)"]
         if len(frame)
         else [],
+        note=OVERHEAD_FORMULA,
         panel_height=330,
-        horizontal_spacing=0.2,
+        horizontal_spacing=0.12,
     )
     if not places:
         return figure
@@ -195,7 +198,7 @@ def overhead_by_batch(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure
             row=1,
             col=1,
         )
-    share_marks(figure, theme, overhead_marks(), row=1, col=1)
+    share_marks(figure, theme, overhead_marks(), words=False, row=1, col=1)
     figure.add_trace(
         go.Scatter(
             x=names,
@@ -243,7 +246,7 @@ def _finding(timed: pd.DataFrame) -> str:
     look = themes.STATES[overhead_state(routing / whole_ms)]
     return (
         f"{milliseconds(routing)} of {milliseconds(whole_ms)} = {percent(routing / whole_ms)} "
-        f"{look.symbol} {look.word} · {OVERHEAD_FORMULA}"
+        f"{look.symbol} {look.word}"
     )
 
 
@@ -254,7 +257,7 @@ def _total_finding(frame: pd.DataFrame) -> str:
     return (
         f"{milliseconds(line['routing_ms'])} of {milliseconds(line['step_ms'])} in "
         f"{whole(line['steps'])} steps, {whole(line['steps_watch'])} of them above 5 % and "
-        f"{whole(line['steps_redesign'])} above 10 % · {OVERHEAD_FORMULA}"
+        f"{whole(line['steps_redesign'])} above 10 %"
     )
 
 
@@ -269,7 +272,7 @@ def _batch_finding(frame: pd.DataFrame) -> str:
             return "no steps"
         return percent(float(part["routing_ms"].sum() / part["step_ms"].sum()))
 
-    return f"below 8 rows {pooled(small)}, from 8 rows {pooled(large)} · {OVERHEAD_FORMULA}"
+    return f"below 8 rows {pooled(small)}, from 8 rows {pooled(large)}"
 
 
 def _step_hover(line: Line) -> str:

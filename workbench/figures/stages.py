@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from workbench.figures import theme as themes
 from workbench.figures.canvas import FOOT, HEAD, milliseconds, percent, records, sheet, whole
+from workbench.views.stages import STAGE_FORMULA
 
 KINDS = ("routing", "compute", "rest")
 MAX_STEPS = 240
@@ -23,6 +24,7 @@ def stage_totals(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         _totals_finding(frame),
         frame,
         theme,
+        note=STAGE_FORMULA,
         height=HEAD + FOOT + 28 * max(8, len(frame)),
     )
     for kind in KINDS:
@@ -95,12 +97,11 @@ def stage_times(
     drawn = f"the last {len(steps)} of {len(all_steps)}" if len(steps) < len(all_steps) else "all"
     figure = sheet(
         "Time of each step by kind of stage, in milliseconds",
-        f"{drawn} {whole(len(steps))} steps · prompt steps have many rows and take longer"
-        if drawn == "all"
-        else f"{drawn} steps · prompt steps have many rows and take longer",
+        f"{drawn} {whole(len(steps))} steps" if drawn == "all" else f"{drawn} steps",
         frame,
         theme,
-        height=480,
+        note="prompt steps have many rows and take longer",
+        height=500,
     )
     for kind in KINDS:
         own = shown[shown["kind"] == kind]

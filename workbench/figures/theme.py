@@ -235,7 +235,7 @@ def template(theme: str) -> go.layout.Template:
                 "font": {"color": own["muted"], "size": 13},
                 "bgcolor": "rgba(0,0,0,0)",
             },
-            "margin": {"l": 72, "r": 32, "t": 112, "b": 64},
+            "margin": {"l": 72, "r": 32, "t": 126, "b": 64},
             "hovermode": "closest",
         }
     )

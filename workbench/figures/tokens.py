@@ -52,6 +52,7 @@ def token_experts(
         own,
         theme,
         [f"layer {layer}" for layer in shown],
+        note="the line joins the best experts",
         cols=1,
         panel_height=max(90, min(360, 15 * num_experts)),
         gap=34,
@@ -136,4 +137,4 @@ def _finding(frame: pd.DataFrame, own: pd.DataFrame, request_id: int | None) -> 
     drawn = int((own["layer"] == layer).sum())
     domain = themes.domain_name(str(own["domain"].iloc[0]))
     first = f"the first {drawn} of {len(whole)}" if drawn < len(whole) else f"{drawn}"
-    return f"request {request_id} ({domain}), {first} tokens · the line joins the best experts"
+    return f"request {request_id} ({domain}), {first} tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -22,6 +22,10 @@ from workbench.figures.canvas import (
     size,
     whole,
 )
+from workbench.views.traffic import TRAFFIC_FORMULA
+
+MAX_WORDED = 10
+"""Maps of more devices than this are drawn without numbers."""
 
 QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "rows": ("(row, slot) pairs", whole),
@@ -54,11 +58,12 @@ def device_traffic(
     shown = chosen_layers(frame, layers)
     homes, devices = _axis(frame["home"]), _axis(frame["device"])
     figure, places = panels(
-        f"Traffic from each token's home to its experts' devices by layer, {unit}",
+        f"Traffic from home to the experts' devices by layer, in {unit}",
         _finding(frame),
         frame,
         theme,
         [f"layer {layer}" for layer in shown],
+        note=TRAFFIC_FORMULA if quantity == "bytes" else "⌂ stays at home",
         cols=4,
         panel_height=max(170, min(420, 52 * len(homes))),
         horizontal_spacing=0.05,
@@ -66,6 +71,7 @@ def device_traffic(
         label=_labels(frame, quantity),
     )
     top = float(frame[quantity].max()) if frame[quantity].notna().any() else 1.0
+    outlines: list[dict[str, Any]] = []
     for layer, (row, col) in zip(shown, places, strict=True):
         own = frame[frame["layer"] == layer]
         grid = own.pivot(index="home", columns="device", values=quantity)
@@ -75,14 +81,17 @@ def device_traffic(
             heat(
                 grid.to_numpy(),
                 theme=theme,
-                words_YX=[[_word(lines.get((h, d)), quantity) for d in devices] for h in homes],
+                words_YX=[[_word(lines.get((h, d)), quantity) for d in devices] for h in homes]
+                if len(devices) <= MAX_WORDED
+                else None,
                 hover_YX=[[_hover(lines.get((h, d))) for d in devices] for h in homes],
                 top=top or 1.0,
             ),
             row=row,
             col=col,
         )
-        _outline_home(figure, homes, devices, theme, row, col)
+        axes = figure.get_subplot(row, col)
+        outlines += _outlines(homes, devices, theme, axes.xaxis.anchor, axes.yaxis.anchor)
         figure.update_xaxes(
             title="expert's device",
             **_ticks(devices),
@@ -91,6 +100,7 @@ def device_traffic(
             row=row,
             col=col,
         )
+    figure.update_layout(shapes=outlines)
     figure.update_yaxes(range=[len(homes) - 0.5, -0.5], **_ticks(homes))
     figure.update_yaxes(showgrid=False, zeroline=False)
     if shown:
@@ -109,16 +119,25 @@ def _ticks(devices: list[int]) -> dict[str, list[object]]:
     return {"tickvals": list(range(len(devices))), "ticktext": [*names]}
 
 
-def _outline_home(
-    figure: go.Figure, homes: list[int], devices: list[int], theme: str, row: int, col: int
-) -> None:
+def _outlines(
+    homes: list[int], devices: list[int], theme: str, y_axis: str, x_axis: str
+) -> list[dict[str, Any]]:
     """Frame the cells whose rows stay at home, so that they are told apart without colour."""
-    for y, home in enumerate(homes):
-        if home >= 0 and home in devices:
-            x = devices.index(home)
-            box = {"x0": x - 0.46, "x1": x + 0.46, "y0": y - 0.46, "y1": y + 0.46}
-            line = {"color": themes.colours(theme)["text"], "width": 1.5, "dash": "dot"}
-            figure.add_shape(type="rect", **box, line=line, row=row, col=col)
+    line = {"color": themes.colours(theme)["text"], "width": 1.5, "dash": "dot"}
+    cells = [(devices.index(h), y) for y, h in enumerate(homes) if h >= 0 and h in devices]
+    return [
+        {
+            "type": "rect",
+            "xref": x_axis,
+            "yref": y_axis,
+            "x0": x - 0.46,
+            "x1": x + 0.46,
+            "y0": y - 0.46,
+            "y1": y + 0.46,
+            "line": line,
+        }
+        for x, y in cells
+    ]
 
 
 def _word(line: Line | None, quantity: str) -> str:
@@ -149,11 +168,12 @@ def _finding(frame: pd.DataFrame) -> str:
     crossing = frame[frame["crosses"]]
     text = f"{percent(float(crossing['rows'].sum()) / rows)} of {whole(rows)} pairs leave home"
     if frame["bytes"].notna().any():
-        text += f", {size(float(crossing['bytes'].sum()))} one way"
+        words = " + ".join(sorted(set(frame["bytes_label"])))
+        text += f", {size(float(crossing['bytes'].sum()))} one way ({words})"
     unknown = float(frame[frame["device"] < 0]["rows"].sum())
     if unknown:
         text += f" · {whole(unknown)} pairs under a table that is not known (?)"
-    return text + " · ⌂ stays at home"
+    return text
 
 
 def _labels(frame: pd.DataFrame, quantity: str) -> str:

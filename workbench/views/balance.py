@@ -17,7 +17,7 @@ from workbench.views.rows import ACCEPTED, chosen_rows, count_ids
 from workbench.views.tidy import LABEL, Column, join, table
 
 BALANCE_FORMULAS = {
-    "max_over_mean": "max(n) / mean(n); 1 is even; a step waits for the busiest",
+    "max_over_mean": "max(n) / mean(n); 1 is even, X all on one",
     "coefficient_of_variation": "sqrt(mean((n - mean(n))^2)) / mean(n); 0 is even",
     "gini": "sum |n_i - n_j| over all i, j / (2 X^2 mean(n)); 0 is even, 1 - 1/X all on one",
     "entropy": "-sum(p log p) / log X with p = n / sum(n); 1 is even, 0 all on one",

@@ -11,7 +11,7 @@ from workbench.trace.trace import Trace
 from workbench.views.tidy import LABEL, Column, table
 
 OTHER = "other"
-"""What no stage accounts for: the step's duration minus its stages."""
+"""What no stage accounts for: the step's duration minus its stages, so below 0 by a rounding."""
 
 COMPUTING_STAGES = ("embed", "attention", "gate", "experts", "combine", "head")
 
