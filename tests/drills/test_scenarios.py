@@ -1,0 +1,93 @@
+"""Drill files are refused with file, place and reason before anything runs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from engine.errors import ConfigError
+from tests.drills.conftest import DRILLS
+from workbench.drills.scenario import Tolerance, find, folder, parse, scenarios
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return yaml.safe_load((folder() / "hot-expert.yaml").read_text("utf-8"))
+
+
+def test_the_shipped_drills_are_valid_and_sorted_by_level():
+    found = scenarios()
+    assert {scenario.id for scenario in found} == set(DRILLS)
+    assert [scenario.level for scenario in found] == sorted(scenario.level for scenario in found)
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_a_briefing_tells_the_symptom_and_not_the_cause(drill):
+    scenario = find(drill)
+    said = str(scenario.briefing)
+    assert scenario.solution not in said and not any(clue in said for clue in scenario.clues)
+    assert scenario.options[scenario.cause] not in scenario.description
+    for word in ("gate", "logit", "torn", "half", "replica", "smooth"):
+        assert word not in scenario.description.lower()
+
+
+def change(raw, path, value):
+    raw = copy.deepcopy(raw)
+    *parents, last = path
+    place = raw
+    for step in parents:
+        place = place[step]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("rollback",), [], "unknown key 'rollback'; did you mean 'rollbacks'"),
+        (("checks", 0, "point"), 3, "checks[0]: unknown key 'point'; did you mean 'points'"),
+        (("clues",), ["only one"], "clues"),
+        (("seed",), None, "'seed' is a required property"),
+        (("level",), 4, "level: 4 is not one of"),
+        (("minutes",), 0, "minutes"),
+        (("method", 0, "provider", "module"), "os", "method[0].provider.module"),
+        (("method", 0, "provider", "func"), "favor_expert", "did you mean 'favour_expert'"),
+        (("method", 0, "provider", "arguments"), {"bais": 4.0}, "did you mean 'bias'"),
+        (("checks", 0, "probe", "provider", "func"), "system", "unknown probe 'system'"),
+        (("checks", 0, "probe", "tolerance", "range"), [2, 1], "must ascend"),
+        (("checks", 0, "points"), 41, "must sum to 100"),
+        (("checks", 1, "id"), "devices", "id of its own"),
+        (("solution", "cause"), "magic", "must be one of the diagnosis options"),
+        (("solution", "repairs", 0, "acts", 0, "act"), "rebalanse", "did you mean 'rebalance'"),
+        (("rollbacks", 0), None, "rollbacks must heal gate.logits"),
+        (("rollbacks", 2), None, "rollbacks must call restore_table"),
+        (("id",), "other", "must be the file's name"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused_with_its_place(shipped, path, value, words):
+    with pytest.raises(ConfigError) as refused:
+        parse(change(shipped, path, value), "hot-expert.yaml", drill="hot-expert")
+    assert words in str(refused.value) and str(refused.value).startswith("hot-expert.yaml: ")
+
+
+def test_what_is_no_mapping_is_refused():
+    for raw in (None, [], "text"):
+        with pytest.raises(ConfigError, match="is not of type 'object'"):
+            parse(raw, "empty.yaml")
+
+
+def test_an_unknown_drill_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="did you mean 'hot-expert'"):
+        find("hot-experts")
+
+
+def test_a_relative_tolerance_is_in_multiples_of_the_value_before():
+    assert Tolerance("relative", 0.5, 1.1).limits(0.6) == (0.3, pytest.approx(0.66))
+    assert Tolerance("range", 1, 2).limits(None) == (1, 2)
+    with pytest.raises(ConfigError, match="not measured"):
+        Tolerance("relative", 0, 1).limits(None)

@@ -1,0 +1,27 @@
+"""Drills: break a running engine, find out why, repair it, prove it.
+
+    from workbench import drills
+    drills.list()
+    with drills.start("routing-jitter") as drill:
+        drill.observe(), drill.hint(), drill.act("smooth", bonus=1.2)
+        drill.diagnose("restless-gate")
+        print(drill.finish()["grade"])
+
+A drill's engine is a process of its own: it ends with whoever started it, every fault has a lease,
+and at the end hashes prove that all is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.drills.client import Drill, attach, reset, start
+from workbench.drills.scenario import find, scenarios
+
+__all__ = ["Drill", "attach", "find", "list", "reset", "start"]
+
+
+def list() -> Sequence[dict[str, Any]]:
+    """Return every drill's id, title, level, minutes and needs, easiest first."""
+    return [scenario.summary for scenario in scenarios()]

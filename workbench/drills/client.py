@@ -1,0 +1,276 @@
+"""Start a drill in a process of its own, or join one that runs; one object speaks for both.
+
+drill = attach()                 # or start("routing-jitter")
+drill.observe()["signals"]
+drill.act("smooth", bonus=1.2)
+drill.diagnose("restless-gate")
+drill.finish()["grade"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from engine.errors import MachineError, RequestError
+from engine.runtime.telemetry import Message, TelemetryClient
+from workbench import paths
+from workbench.drills.scenario import find
+from workbench.drills.store import Store
+from workbench.lifecycle import Child, own_identity, python_command
+
+READY_S = 240.0
+"""How long a drill may take to load, warm up and break its engine."""
+ANSWER_S = 120.0
+_GONE = {"ended": True, "reason": "the drill's process has gone, and its engine with it"}
+
+
+class Drill:
+    """A running drill, seen from outside its process."""
+
+    def __init__(self, facts: dict[str, Any], store: Store, child: Child | None = None) -> None:
+        """Connect to an announced drill.
+
+        Raises:
+            MachineError: nobody answers there.
+        """
+        self.id, self.journal_name, self.store = facts["drill"], facts["journal"], store
+        self.address, self.key = tuple(facts["address"]), bytes.fromhex(facts["key"])
+        """Where the drill's engine can be watched, as any other engine's telemetry."""
+        self._child = child
+        self._live = threading.Event()
+        self._client = TelemetryClient(self.address, self.key, on_frame=self._on_frame)
+        self._client.start()
+        self._wait()
+
+    def briefing(self) -> dict[str, Any]:
+        """Return what a learner may know before they begin."""
+        return self._ask("briefing")
+
+    def state(self) -> dict[str, Any]:
+        """Return how the drill stands: time, clues, acts, signals as last sampled."""
+        return self._ask("state")
+
+    def observe(self) -> dict[str, Any]:
+        """Measure every signal now; show load, table and policy as an operator sees them."""
+        return self._ask("observe")
+
+    def act(self, act: str, **arguments: Any) -> dict[str, Any]:
+        """Change the engine as an operator would; the acts are in `workbench.drills.acts`."""
+        return self._ask("act", act=act, arguments=arguments)
+
+    def diagnose(self, option: str) -> dict[str, Any]:
+        """Name the cause, one of the briefing's options; the last one counts."""
+        return self._ask("diagnose", option=option)
+
+    def check(self) -> dict[str, Any]:
+        """Run the checks now; each passes, fails or could not run."""
+        return self._ask("check")
+
+    def hint(self) -> dict[str, Any]:
+        """Take the next clue."""
+        return self._ask("hint")
+
+    def finish(self, reason: str = "finished", *, graded: bool = True) -> dict[str, Any]:
+        """Grade, restore, and return the result with its proof; the drill then ends."""
+        return self._ask("finish", reason=reason, graded=graded)
+
+    def journal(self) -> dict[str, Any]:
+        """Return the journal of this drill, once it has ended.
+
+        Raises:
+            MachineError: there is none.
+        """
+        return self.store.read(self.journal_name)[1]
+
+    @property
+    def running(self) -> bool:
+        """Whether the drill's process lives."""
+        return self._child.alive() if self._child else self._client.state == "live"
+
+    def close(self) -> None:
+        """Let go of the drill; whoever started it also ends it, restored."""
+        if self._child is not None and self._child.alive():
+            with contextlib.suppress(RequestError):
+                self.finish("closed", graded=False)
+            self._wait_for_end()
+        self._client.close()
+        if self._child is not None:
+            self._child.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, action: str, **detail: Any) -> dict[str, Any]:
+        """Send one message.
+
+        Raises:
+            RequestError: the drill refused, did not answer, or is gone.
+        """
+        return self._client.control(action, timeout_s=ANSWER_S, **detail)
+
+    def _wait(self) -> None:
+        if not self._live.wait(timeout=15.0):
+            self._client.close()
+            raise MachineError(
+                f"the drill {self.id} does not answer ({self._client.reason}); "
+                "`workbench drill reset` clears what is left of it."
+            )
+
+    def _wait_for_end(self) -> None:
+        assert self._child is not None
+        until = time.monotonic() + 5.0
+        while self._child.alive() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _on_frame(self, frame: Message) -> None:
+        self._live.set()
+
+
+def start(
+    drill: str,
+    *,
+    state: str | Path | None = None,
+    model: str = paths.DEFAULT_MODEL,
+    seed: int | None = None,
+    minutes: float | None = None,
+) -> Drill:
+    """Start a drill in a process of its own, which ends with this one.
+
+    Args:
+        drill: its id.
+        state: the state folder; None takes the user's.
+        model: folder or name of the model.
+        seed: another layer, another expert than the file's.
+        minutes: how long the fault may last; None takes the file's.
+
+    Raises:
+        ConfigError: there is no such drill, or its file is not valid.
+        MachineError: another drill runs, or this one could not start.
+    """
+    find(drill)
+    paths.model_folder(model)
+    store = Store.at(state)
+    clean(store)
+    options = {
+        "drill": drill,
+        "state": str(store.folder.absolute()),
+        "model": str(model),
+        "seed": seed,
+        "minutes": minutes,
+        "parent": own_identity(),
+    }
+    child = Child(
+        "drill",
+        python_command("workbench.drills.host"),
+        first_line=json.dumps(options),
+        folder=paths.root(),
+    )
+    try:
+        child.report(READY_S)
+        facts = store.current()
+        if facts is None:
+            raise MachineError("the drill ended as soon as it had started.")
+        return Drill(facts, store, child)
+    except BaseException:
+        child.stop()
+        raise
+
+
+def attach(state: str | Path | None = None) -> Drill:
+    """Join the drill that runs in a state folder.
+
+    Raises:
+        MachineError: none runs there.
+    """
+    store = Store.at(state)
+    facts = store.current()
+    if facts is None or not store.busy:
+        raise MachineError(
+            f"no drill is running in {store.folder}; start one with `workbench drill run ID`."
+        )
+    return Drill(facts, store)
+
+
+@contextlib.contextmanager
+def joined(state: str | Path | None = None) -> Iterator[Drill]:
+    """Join the running drill for a few questions."""
+    drill = attach(state)
+    try:
+        yield drill
+    finally:
+        drill.close()
+
+
+def clean(store: Store) -> bool:
+    """Close the books of a drill whose process was killed; returns whether there was one.
+
+    Its engine died with it, so nothing is left to restore; the journal says so.
+    """
+    facts = store.current()
+    if facts is None or store.busy:
+        return False
+    try:
+        store.read(facts["journal"])
+    except MachineError:
+        store.save(
+            facts["journal"], {"format": 1, "briefing": find(facts["drill"]).briefing, **_GONE}
+        )
+    store.forget()
+    return True
+
+
+def reset(state: str | Path | None = None) -> dict[str, Any]:
+    """End whatever drill runs or was left in a state folder; again does nothing.
+
+    Returns:
+        `found`, the drill ended or None; `how`, in words; `proof`, the hashes where a living engine
+        was restored.
+    """
+    store = Store.at(state)
+    facts = store.current()
+    if clean(store):
+        return {"found": facts and facts["drill"], "how": _GONE["reason"], "proof": None}
+    if facts is None or not store.busy:
+        return {"found": None, "how": "no drill was running", "proof": None}
+    proof: dict[str, Any] | None = None
+    how = "restored and ended"
+    try:
+        with joined(store.folder) as drill:
+            proof = drill.finish("reset", graded=False)["proof"]
+    except (MachineError, RequestError):
+        how = "it did not answer, so its process was ended, and its engine with it"
+    if not _gone(store, 5.0):
+        _kill(facts["process"])
+        _gone(store, 5.0)
+    clean(store)
+    return {"found": facts["drill"], "how": how, "proof": proof}
+
+
+def _gone(store: Store, wait_s: float) -> bool:
+    until = time.monotonic() + wait_s
+    while store.busy:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _kill(identity: str) -> None:
+    """Kill the process of this identity, if it is still the same one."""
+    import psutil
+
+    pid, _, started = identity.partition(":")
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ValueError):
+        if abs(psutil.Process(int(pid)).create_time() - float(started)) < 2.0:
+            os.kill(int(pid), signal.SIGKILL)

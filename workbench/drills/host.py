@@ -1,0 +1,154 @@
+"""The drill's own process: engine, traffic and session behind a loopback socket.
+
+`python -m workbench.drills.host` is started by `workbench.drills.client.start`, reads one line of
+JSON on standard input, prints one line of JSON when the drill runs, and ends with its parent. It
+listens with the engine's telemetry, so whoever has the key may both watch the engine and send the
+drill's commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.errors import ConfigError, WorkbenchError
+from engine.runtime.telemetry import Telemetry
+from workbench.desk import Desk
+from workbench.drills.scenario import find
+from workbench.drills.session import Session, opened
+from workbench.drills.store import Store
+from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_identity
+
+OPTIONS = ("drill", "state", "model", "seed", "minutes", "parent")
+LINGER_S = 1.0
+"""How long an ended drill stays to let its last answer out."""
+OVERDUE_S = 30.0
+"""A drill whose time has been up for so long without ending is stopped from outside its loop."""
+
+
+def main() -> int:
+    """Run one drill until it ends; return the exit code."""
+    try:
+        options = _options(sys.stdin.readline())
+        end_with_parent(options["parent"], watch_stdin=True)
+        with ending_signals():
+            return run(**options)
+    except Ended:
+        return 0
+    except WorkbenchError as wrong:
+        print(wrong, file=sys.stderr)
+        return wrong.exit_code
+
+
+def run(
+    *,
+    drill: str,
+    state: str | None = None,
+    model: str,
+    seed: int | None = None,
+    minutes: float | None = None,
+    parent: str | None = None,
+) -> int:
+    """Host one drill in this process.
+
+    Raises:
+        ConfigError: the drill or an option is not valid.
+        MachineError: another drill runs in the state folder, or the engine is not steady.
+    """
+    scenario, store = find(drill), Store.at(state)
+    with store.locked(), contextlib.closing(Telemetry(on_control=(desk := Desk()).take)) as stream:
+        name = store.new_name(drill)
+        with opened(scenario, model=model, sink=stream, seed=seed, minutes=minutes) as session:
+            stream.show_prompts(session.engine.tokenizer.decode)
+            try:
+                session.prepare()
+                _watch(session)
+                session.break_it()
+                _serve(session, desk)
+                store.announce(_facts(scenario.id, name, stream, parent))
+                print(json.dumps({"ready": True, "journal": name}), flush=True)
+                _loop(session, desk, lambda: store.save(name, session.journal()))
+            except Ended as asked:
+                session.finish(f"ended by {asked.name}", graded=False)
+            finally:
+                if session.phase != "new":
+                    session.finish("broken off", graded=False)
+                    store.save(name, session.journal())
+        return 0 if session.result and session.result["proof"]["restored"] else 1
+
+
+def _loop(session: Session, desk: Desk, save: Callable[[], Any]) -> None:
+    """Step and serve until the drill has ended and whoever ended it has been told."""
+    while session.step():
+        desk.serve()
+    save()
+    until = time.monotonic() + LINGER_S
+    while time.monotonic() < until:
+        desk.serve(0.05)
+
+
+def _serve(session: Session, desk: Desk) -> None:
+    """Let the desk know what a learner may ask for."""
+
+    def act(detail: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = detail.get("arguments")
+        if not isinstance(arguments, Mapping):
+            raise ConfigError("arguments must be an object.")
+        return session.act(str(detail.get("act")), **arguments)
+
+    handlers: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+        "briefing": lambda detail: session.scenario.briefing,
+        "state": lambda detail: session.state(),
+        "observe": lambda detail: session.observe(),
+        "act": act,
+        "diagnose": lambda detail: session.diagnose(str(detail.get("option"))),
+        "check": lambda detail: session.check(),
+        "hint": lambda detail: session.hint(),
+        "finish": lambda detail: session.finish(
+            str(detail.get("reason", "finished")), graded=bool(detail.get("graded", True))
+        ),
+    }
+    for action, handler in handlers.items():
+        desk.handle(action, handler)
+
+
+def _watch(session: Session) -> None:
+    """Throw the process away if its loop does not end the drill in time: the last resort."""
+    import os
+
+    limit_s = session.minutes * 60 + OVERDUE_S
+
+    def watch() -> None:
+        time.sleep(limit_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="overdue", daemon=True).start()
+
+
+def _facts(drill: str, journal: str, stream: Telemetry, parent: str | None) -> dict[str, Any]:
+    host, port = stream.address
+    return {
+        "drill": drill,
+        "journal": journal,
+        "address": [host, port],
+        "key": stream.key.hex(),
+        "process": own_identity(),
+        "runner": parent,
+    }
+
+
+def _options(line: str) -> dict[str, Any]:
+    try:
+        options = json.loads(line)
+        return {name: options.get(name) for name in OPTIONS}
+    except (ValueError, AttributeError):
+        raise ConfigError("standard input must hold one JSON object with the options.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,494 @@
+"""One drill on one engine: steady, broken, repaired or not, graded, restored.
+
+The session owns the engine's steps while it runs; everything here happens on the thread that calls
+it. A host process puts it behind a socket (`workbench.drills.host`), tests and rehearsals call it
+directly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.errors import ConfigError, MachineError, RequestError
+from engine.events import ControlEvent, Event, Sink, Tee
+from engine.routing.table import RoutingTable
+from workbench import paths
+from workbench.drills.acts import Hands, perform
+from workbench.drills.checks import (
+    COULD_NOT_RUN,
+    FAIL,
+    Verdict,
+    examine,
+    grade,
+    judge,
+    key,
+    measure,
+)
+from workbench.drills.injector import ACTIONS, Target
+from workbench.drills.probes import MEANINGS, ROWS, Readings
+from workbench.drills.proof import hashes
+from workbench.drills.scenario import Call, Scenario
+from workbench.trace.recorder import Recorder
+from workbench.traffic import Prompt, Traffic, corpus_prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine import Engine
+    from engine.runtime.engine import RequestOutput
+
+WINDOW_ROWS = 4096
+PATIENCE_STEPS = 400
+"""Steps a check waits for evidence."""
+SAMPLE_EVERY_S = 1.0
+QUESTIONS = 12
+"""Texts asked about; each is cut at `CUTS` places."""
+CUTS = (0.4, 0.6, 0.8, 1.0)
+
+
+class Session:
+    """A drill under way."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        engine: Engine,
+        window: Window,
+        *,
+        seed: int | None = None,
+        minutes: float | None = None,
+        running: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take an engine whose sink is `discreet(window, …)`; nothing runs yet.
+
+        Args:
+            scenario: the drill.
+            engine: a fresh one, made for this drill.
+            window: what the engine records into.
+            seed: in place of the scenario's: another layer, another expert.
+            minutes: in place of the scenario's: how long the fault may last.
+            running: requests kept running.
+            clock: monotonic seconds.
+        """
+        self.scenario, self.engine, self.window = scenario, engine, window
+        self.seed = scenario.seed if seed is None else seed
+        self.phase = "new"
+        """`new`, `running`, `ended`."""
+        self.steady: dict[str, float] = {}
+        """Values before the fault, by `checks.key`."""
+        self.diagnosis: str | None = None
+        self.acts: list[dict[str, Any]] = []
+        self.clues = 0
+        self.verdicts: dict[str, Verdict] = {}
+        self.events: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
+        self.result: dict[str, Any] | None = None
+        self._clock, self._began, self._ended_s = clock, clock(), 0.0
+        self.minutes = scenario.minutes if minutes is None else minutes
+        if not 0 < self.minutes <= 120:
+            raise ConfigError(f"minutes ({self.minutes:g}) must be above 0 and at most 120.")
+        prompts = corpus_prompts(seed=self.seed)
+        self._traffic = Traffic(prompts, running, self.seed)
+        self._questions = _questions(engine, prompts)
+        self._known: tuple[int, ...] = ()
+        self._undo: list[Call] = []
+        self._before: dict[str, str] = {}
+        self._sampled_at = -np.inf
+        table = engine.table
+        self._target = Target(
+            engine.control, table, np.random.default_rng(self.seed), self.minutes * 60
+        )
+        self._target.planned.append({"version": table.version, "sha256": table.sha256()})
+
+    # ---- the drill's course
+
+    def prepare(self) -> None:
+        """Warm up, hold the steady state against its tolerances, take the snapshot.
+
+        Raises:
+            MachineError: the engine is not steady; nothing was broken.
+        """
+        self._gather(2 * self._needed_rows())
+        self._known = tuple(self._ask())
+        readings = self.readings()
+        probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
+        for probe in probes:
+            if key(probe) not in self.steady:
+                self.steady[key(probe)] = measure(probe, readings)
+        for probe in self.scenario.signals:
+            verdict = judge(probe, readings, self.steady)
+            if verdict.outcome == FAIL:
+                raise MachineError(
+                    f"the engine is not steady: {verdict.name} is {verdict.value:.3g}, right is "
+                    f"{verdict.low:.3g} to {verdict.high:.3g}. Nothing was broken."
+                )
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """Take the hashes that the engine must have again at the end."""
+        self._before = hashes(self.engine)
+        self._note("steady", values=dict(self.steady), hashes=dict(self._before))
+
+    def break_it(self) -> None:
+        """Register the undo, then run the method; the lease runs from here."""
+        self._undo = list(self.scenario.rollbacks)
+        self._note("undo registered", actions=[call.name for call in self._undo])
+        self._began = self._clock()
+        for call in self.scenario.method:
+            ACTIONS[call.func](self._target, **call.arguments)
+        self._note("started", lease_s=self.minutes * 60)
+        self.phase = "running"
+        self._changed()
+
+    def step(self) -> bool:
+        """Run one step of traffic and look at the clock; False when the drill has ended."""
+        if self.phase != "running":
+            return False
+        self._run_step()
+        if self._clock() - self._began >= self.minutes * 60:
+            self.finish("the time is up")
+        elif self._clock() - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sample()
+        return self.phase == "running"
+
+    # ---- what a learner asks for
+
+    def state(self) -> dict[str, Any]:
+        """Return how the drill stands, without anything that would give it away."""
+        return {
+            "drill": self.scenario.id,
+            "title": self.scenario.title,
+            "phase": self.phase,
+            "seed": self.seed,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "left_s": round(max(0.0, self.minutes * 60 - self.elapsed_s), 1),
+            "diagnosis": self.diagnosis,
+            "acts": list(self.acts),
+            "clues": self.clues,
+            "table_version": self.engine.table.version,
+            "signals": self.samples[-1]["values"] if self.samples else {},
+            "checks": {name: verdict.outcome for name, verdict in self.verdicts.items()},
+        }
+
+    def observe(self) -> dict[str, Any]:
+        """Measure every signal now, and show load, table and policy as an operator sees them."""
+        self._gather(self._needed_rows())
+        readings, engine = self.readings(), self.engine
+        control = engine.control.state()
+        return {
+            "signals": [
+                judge(probe, readings, self.steady).as_dict() for probe in self.scenario.signals
+            ],
+            "rows": readings.trace.num_rows,
+            "expert_counts": readings.trace.expert_counts().tolist(),
+            "device_rows": _device_rows(readings),
+            "table": {
+                "version": readings.table.version,
+                "sha256": readings.table.sha256(),
+                "planned": dict(readings.planned),
+                "phy2log": readings.table.phy2log.tolist(),
+                "log2phy": readings.table.log2phy.tolist(),
+                "rank_of_phy": readings.table.rank_of_phy.tolist(),
+            },
+            "policy": {name: control[name] for name in ("banned", "forced", "bias", "smoothing")},
+            "engine": engine.stats().as_dict(),
+        }
+
+    def act(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Change the engine as an operator would.
+
+        Raises:
+            ConfigError: there is no such act, or its arguments do not fit it.
+            RequestError: the drill has ended.
+            RoutingError: the engine refused.
+        """
+        self._require_running()
+        hands = Hands(self.engine.control, self._target.publish)
+        said = perform(name, arguments, hands, self.window.trace())
+        self.acts.append({"act": name, **arguments})
+        self._note("act", act=name, arguments=arguments, said=said)
+        self._changed()
+        return {"said": said}
+
+    def diagnose(self, option: str) -> dict[str, Any]:
+        """Name the cause; the last one named counts, and whether it is right shows at the end.
+
+        Raises:
+            ConfigError: that is not one of the drill's options.
+            RequestError: the drill has ended.
+        """
+        self._require_running()
+        if option not in self.scenario.options:
+            raise ConfigError(
+                f"diagnosis ({option}) must be one of {', '.join(self.scenario.options)}."
+            )
+        self.diagnosis = option
+        self._note("diagnosis", option=option)
+        return {"diagnosis": option, "text": self.scenario.options[option]}
+
+    def check(self) -> dict[str, Any]:
+        """Run every check on fresh evidence.
+
+        Raises:
+            RequestError: the drill has ended.
+        """
+        self._require_running()
+        self._gather(self._needed_rows())
+        self.verdicts = examine(self.scenario.checks, self.readings(), self.steady)
+        found = {name: verdict.as_dict() for name, verdict in self.verdicts.items()}
+        self._note("check", outcomes={name: v.outcome for name, v in self.verdicts.items()})
+        return {"checks": found}
+
+    def hint(self) -> dict[str, Any]:
+        """Give the next clue, or the last one again.
+
+        Raises:
+            RequestError: the drill has ended.
+        """
+        self._require_running()
+        self.clues = min(self.clues + 1, len(self.scenario.clues))
+        self._note("clue", number=self.clues)
+        return {
+            "number": self.clues,
+            "of": len(self.scenario.clues),
+            "clue": self.scenario.clues[self.clues - 1],
+        }
+
+    def finish(self, reason: str = "finished", *, graded: bool = True) -> dict[str, Any]:
+        """Check once more, grade, restore, prove it; a second call returns the first's result.
+
+        Args:
+            reason: why the drill ends, for the journal.
+            graded: False for a drill that was broken off.
+        """
+        if self.result is not None:
+            return self.result
+        marks = None
+        try:
+            if graded and self.phase == "running":
+                self.check()
+                marks = grade(self.scenario, self.diagnosis, self.verdicts, len(self.acts))
+        finally:
+            self.phase = "ended"
+            self._ended_s = self._clock() - self._began
+            proof = self.restore()
+        self._note("ended", reason=reason)
+        self.result = {
+            "drill": self.scenario.id,
+            "reason": reason,
+            "grade": marks,
+            "cause": self.scenario.cause,
+            "solution": self.scenario.solution,
+            "elapsed_s": round(self._ended_s, 1),
+            "clues": self.clues,
+            "proof": proof,
+        }
+        return self.result
+
+    def restore(self) -> dict[str, Any]:
+        """Undo everything and compare hashes with the snapshot; again does no harm."""
+        for call in self._undo:
+            ACTIONS[call.func](self._target, **call.arguments)
+        after = hashes(self.engine)
+        before = self._before or after
+        proof = {
+            name: {"before": before[name], "after": after[name], "equal": before[name] == digest}
+            for name, digest in after.items()
+        }
+        restored = all(part["equal"] for part in proof.values())
+        self._note("restored", restored=restored)
+        return {"restored": restored, "hashes": proof}
+
+    def journal(self) -> dict[str, Any]:
+        """Return all that happened, fit for JSON."""
+        return {
+            "format": 1,
+            "briefing": self.scenario.briefing,
+            "state": self.state() | {"signals": {}},
+            "steady": dict(self.steady),
+            "signals": [
+                {
+                    "name": probe.call.name,
+                    "key": key(probe),
+                    "unit": MEANINGS[probe.call.func].unit,
+                    "formula": MEANINGS[probe.call.func].formula,
+                    "limits": list(probe.tolerance.limits(self.steady.get(key(probe), 0.0))),
+                }
+                for probe in self.scenario.signals
+            ],
+            "events": list(self.events),
+            "samples": list(self.samples),
+            "checks": {name: verdict.as_dict() for name, verdict in self.verdicts.items()},
+            "result": self.result,
+        }
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the fault, or how long the drill took."""
+        return self._ended_s if self.phase == "ended" else self._clock() - self._began
+
+    def readings(self) -> Readings:
+        """Return what an operator has before them now."""
+        return Readings(
+            trace=self.window.trace(),
+            table=self.engine.table,
+            planned=self._target.planned[-1],
+            ask=self._ask,
+            known=self._known,
+        )
+
+    # ---- inside
+
+    def _require_running(self) -> None:
+        if self.phase != "running":
+            raise RequestError(f"the drill is not running (it is {self.phase}).")
+
+    def _needed_rows(self) -> int:
+        """Return the rows that the most demanding probe wants to see."""
+        probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
+        return max(int(probe.call.arguments.get("rows", ROWS)) for probe in probes)
+
+    def _gather(self, rows: int) -> None:
+        """Run traffic until the window holds enough rows, within patience."""
+        for _ in range(PATIENCE_STEPS):
+            if self.window.num_rows >= rows:
+                return
+            self._run_step()
+
+    def _run_step(self) -> list[RequestOutput]:
+        self._traffic.fill(self.engine)
+        outputs = self.engine.step()
+        self._traffic.settle(outputs)
+        return outputs
+
+    def _ask(self) -> list[int]:
+        """Ask every question beside the traffic; return the first token of each answer."""
+        from engine import SamplingParams
+
+        one = SamplingParams(max_tokens=1, ignore_eos=True)
+        waiting = [self.engine.add(question, one, label="known") for question in self._questions]
+        given: dict[int, int] = {}
+        with self.window.closed():
+            while len(given) < len(waiting):
+                for output in self._run_step():
+                    if output.completion and output.label == "known":
+                        given[output.request_id] = output.completion.token_ids[0]
+        return [given[request_id] for request_id in waiting]
+
+    def _sample(self) -> None:
+        """Note the cheap signals, and end the drill where a stop condition is broken."""
+        self._sampled_at = self._clock()
+        readings = self.readings()
+        live = [probe for probe in self.scenario.signals if MEANINGS[probe.call.func].live]
+        found = {key(probe): judge(probe, readings, self.steady) for probe in live}
+        values = {name: v.value for name, v in found.items() if v.outcome != COULD_NOT_RUN}
+        if values:
+            self.samples.append({"at_s": round(self.elapsed_s, 2), "values": values})
+        for probe in self.scenario.stop:
+            verdict = judge(probe, readings, self.steady)
+            if verdict.outcome == FAIL:
+                self.finish(f"stopped: {verdict.name} is {verdict.value:.3g}", graded=False)
+                return
+
+    def _changed(self) -> None:
+        """Begin new evidence: what was recorded before a change says nothing about it."""
+        self.window.clear()
+
+    def _note(self, what: str, **detail: Any) -> None:
+        self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
+
+
+class Window(Recorder):
+    """A recorder of the recent past that can look away."""
+
+    enabled = True
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Within this, record nothing: what is asked here is no traffic."""
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
+
+
+class Discreet:
+    """Passes on every event but those that would tell what a drill has broken."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the sink behind it listens."""
+        return self._sink.enabled
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on unless it is about a fault."""
+        if not (isinstance(event, ControlEvent) and event.action in ("inject", "clear")):
+            self._sink.emit(event)
+
+
+@contextmanager
+def opened(
+    scenario: Scenario,
+    *,
+    model: str = paths.DEFAULT_MODEL,
+    sink: Sink | None = None,
+    **options: Any,
+) -> Iterator[Session]:
+    """Start an engine for a drill and close it after; the drill is restored however this ends.
+
+    Args:
+        scenario: the drill.
+        model: folder or name of the model.
+        sink: who else listens to the engine, such as its telemetry.
+        options: of `Session`.
+
+    Raises:
+        CheckpointError: the model folder is missing or damaged.
+        ConfigError: the model has no experts.
+    """
+    from engine import Engine, EngineConfig
+
+    window = Window(max_rows=WINDOW_ROWS)
+    config = EngineConfig(
+        model=paths.model_folder(model),
+        num_devices=scenario.needs["devices"],
+        num_blocks=1024,
+        num_threads=1,
+    )
+    sinks = [window] if sink is None else [window, sink]
+    with closing(Engine(config, sink=Discreet(Tee(sinks)))) as engine:
+        if not engine.model_config.is_moe:
+            raise ConfigError(f"model ({model}) is dense; a drill needs one with experts.")
+        session = Session(scenario, engine, window, **options)
+        try:
+            yield session
+        finally:
+            session.finish("broken off", graded=False)
+
+
+def _questions(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
+    """Return beginnings of the first texts; what follows each is a known question."""
+    questions = []
+    for prompt in prompts[:QUESTIONS]:
+        tokens = engine.tokenizer.encode(prompt.text)
+        questions += [tokens[: max(2, round(len(tokens) * cut))] for cut in CUTS]
+    return questions
+
+
+def _device_rows(readings: Readings) -> list[list[int]]:
+    """Return (L, G) rows by layer and device."""
+    table: RoutingTable = readings.table
+    devices = table.rank_of_phy[readings.trace.columns["rows/phy_ids"].astype(np.int64)]
+    grid = np.arange(table.num_devices)
+    rows: list[list[int]] = (devices[..., None] == grid).sum(axis=(0, 2)).tolist()
+    return rows

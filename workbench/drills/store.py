@@ -1,0 +1,138 @@
+"""What a drill keeps on disk: who runs one now, and the journals of those that ended.
+
+    current.json         the drill under way: where it listens, its key, whose processes run it
+    lock                 held by the drill's process for as long as it lives
+    journals/NAME.json   what happened in each drill
+
+Files are written beside their place and moved into it, so that a reader never meets half of one.
+The lock goes with its process, however that ends, so what a killed drill left is known as stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from engine.errors import MachineError
+
+CURRENT, LOCK, JOURNALS = "current.json", "lock", "journals"
+
+
+def default_folder() -> Path:
+    """Return the folder under the user's state directory."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "tokenrouter-workbench" / "drills"
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One state folder; one drill at a time runs in it."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, folder: str | Path | None = None) -> Store:
+        """Return the store in `folder`, or in the user's state directory."""
+        return cls(Path(folder) if folder is not None else default_folder())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one drill.
+
+        Raises:
+            MachineError: another drill runs in it.
+        """
+        handle = self._try_lock()
+        if handle is None:
+            now = self.current() or {}
+            raise MachineError(
+                f"the drill {now.get('drill', '?')} is running in {self.folder} already; finish it "
+                "with `workbench drill finish` or end it with `workbench drill reset`."
+            )
+        try:
+            yield
+        finally:
+            self.forget()
+            handle.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a living process holds the folder."""
+        handle = self._try_lock()
+        if handle is None:
+            return True
+        handle.close()
+        return False
+
+    def announce(self, facts: Mapping[str, Any]) -> None:
+        """Say which drill runs and how to reach it; for this user's eyes only."""
+        _write(self.folder / CURRENT, facts)
+
+    def current(self) -> dict[str, Any] | None:
+        """Return what was announced, also by a process that is gone; None without any."""
+        try:
+            facts = json.loads((self.folder / CURRENT).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return facts if isinstance(facts, dict) else None
+
+    def forget(self) -> None:
+        """Take back what was announced; twice is fine."""
+        (self.folder / CURRENT).unlink(missing_ok=True)
+
+    def new_name(self, drill: str) -> str:
+        """Return a name for a journal that no other has."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return f"{stamp}-{drill}-{os.getpid()}"
+
+    def save(self, name: str, journal: Mapping[str, Any]) -> Path:
+        """Write a journal and return its file."""
+        path = self.folder / JOURNALS / f"{name}.json"
+        _write(path, journal)
+        return path
+
+    def journals(self) -> list[Path]:
+        """Return the journals, oldest first."""
+        return sorted((self.folder / JOURNALS).glob("*.json"))
+
+    def read(self, name: str | None = None) -> tuple[Path, dict[str, Any]]:
+        """Return a journal by a part of its name, or the newest.
+
+        Raises:
+            MachineError: there is none, or it cannot be read.
+        """
+        found = [path for path in self.journals() if name is None or name in path.stem]
+        if not found:
+            which = f" named {name}" if name else ""
+            raise MachineError(f"there is no journal{which} in {self.folder / JOURNALS}.")
+        try:
+            return found[-1], json.loads(found[-1].read_text("utf-8"))
+        except (OSError, ValueError) as wrong:
+            raise MachineError(f"{found[-1]} cannot be read: {wrong}.") from None
+
+    def _try_lock(self) -> IO[str] | None:
+        import fcntl
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = (self.folder / LOCK).open("a")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            return None
+        return handle
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file, ensure_ascii=False, indent=1)
+        file.write("\n")
+    beside.replace(path)
