@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.commands import bench, doctor, explain, generate, model, start, trace
+from workbench.commands import bench, doctor, drill, explain, generate, model, start, trace
 
 app = typer.Typer(
     name="workbench",
@@ -45,4 +45,5 @@ app.command("explain")(explain.explain)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.doctor)
+app.add_typer(drill.app, name="drill")
 app.add_typer(bench.app, name="bench")
