@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ MASK_WINDOWS = 8
 ACCEPTANCE_TEXTS = 8
 PROMPT_TOKENS, NEW_TOKENS = 64, 64
 PROPOSALS = (2, 4)
-SAMPLE_PROMPT, SAMPLE_TOKENS = 16, 40
+SAMPLE_DOCUMENT, SAMPLE_PROMPT, SAMPLE_TOKENS = 4, 16, 40
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,7 +115,7 @@ def measure_draft(
 
 
 def _sample(network: Network, tokenizer: Tokenizer, domain: str) -> tuple[str, str]:
-    document = next(documents(domain, "heldout"))
+    document = next(islice(documents(domain, "heldout"), SAMPLE_DOCUMENT, None))
     prompt = tokenizer.encode(document.text).ids[:SAMPLE_PROMPT]
     written = greedy_text(network, torch.tensor([prompt]), SAMPLE_TOKENS)[0].tolist()
     return (

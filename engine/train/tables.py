@@ -84,7 +84,7 @@ def moe_page(report: MoEReport) -> str:
         "Bits per byte lost in each domain when the gate may not choose one expert of one layer.",
         masking_table(report.masking),
         "## Samples",
-        "Greedy text after a prompt, to show what to expect:",
+        "Greedy text after a prompt, to show what to expect (sampled text repeats itself less):",
         *(
             f"**{name}** `{prompt}`\n\n{_quote(text)}"
             for name, (prompt, text) in report.samples.items()

@@ -23,16 +23,16 @@ DRAFT_FOLDER = MOE_FOLDER.with_name("polyglot-draft")
 WINDOWS = 4
 
 BOUNDS = {
-    "en": 1.75,
-    "de": 1.61,
-    "fr": 1.50,
-    "es": 1.60,
-    "zh": 2.57,
-    "py": 2.20,
-    "math": 1.51,
-    "num": 1.60,
+    "en": 1.54,
+    "de": 1.18,
+    "fr": 1.04,
+    "es": 1.51,
+    "zh": 1.42,
+    "py": 1.05,
+    "math": 0.87,
+    "num": 1.39,
 }
-"""Bits per byte on four held-out windows that polyglot-moe must stay under."""
+"""Bits per byte on four held-out windows; polyglot-moe has about 3 % less in each domain."""
 
 
 @pytest.fixture(scope="module")
