@@ -14,7 +14,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help install start test browser check resolve clean
+.PHONY: help install start lab test browser notebooks check resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,12 +24,18 @@ install: $(STAMP)  ## set up .venv (every other target does it when needed)
 start: $(STAMP)  ## run the engine and its live page, print the URL; Ctrl-C ends all of it
 	@exec $(BIN)/workbench start $(ARGS)
 
+lab: $(STAMP)  ## open the lessons in JupyterLab, print the URL; Ctrl-C ends it
+	@exec $(BIN)/workbench lab $(ARGS)
+
 test: check  ## lint, types, then the test suite with the coverage of engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser and not slow' \
 	    --cov=engine --cov-report=term --cov-fail-under=85 $(ARGS)
 
 browser: $(STAMP)  ## the page in a real Chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
+
+notebooks: $(STAMP)  ## run every notebook from top to bottom
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/notebooks $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

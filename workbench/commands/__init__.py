@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.commands import bench, doctor, drill, explain, generate, model, start, trace
+from workbench.commands import bench, doctor, drill, explain, generate, lab, model, start, trace
 
 app = typer.Typer(
     name="workbench",
@@ -40,6 +40,7 @@ def workbench(
 
 
 app.command("start")(start.start)
+app.command("lab")(lab.lab)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.add_typer(trace.app, name="trace")
