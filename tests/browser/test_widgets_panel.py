@@ -22,7 +22,7 @@ from workbench.widgets import (
 
 pytestmark = pytest.mark.browser
 
-COUNTS = MapSpec(title="Rows", high=500_000.0, unit="rows", marks=((0.0, "none"),))
+COUNTS = MapSpec(title="Rows", high=500_000.0, unit="rows", low_word="none", marks=((0.0, "none"),))
 SHAPE = (48, 64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from playwright.sync_api import sync_playwright
@@ -17,7 +18,13 @@ def test_the_map_draws_a_frame_and_the_stepper_steps():
         stepper = show_steps(long_request(), tokenizer=PartTokens(), make=stepper_pane)
         return [map_pane(load_spec(range(4))), stepper]
 
-    with served(make) as shown, sync_playwright() as playwright:
+    # In a thread of its own: another test's browser may hold the event loop of this one.
+    with served(make) as shown, ThreadPoolExecutor(1) as looker:
+        looker.submit(look, shown).result()
+
+
+def look(shown):
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )

@@ -78,6 +78,8 @@ class MapSpec:
     """Follows a value in the line below the map."""
     short_unit: str = ""
     """Follows a value inside a cell."""
+    low_word: str | None = None
+    """Stands in a cell at `low`; None writes the number."""
     marks: tuple[tuple[float, str], ...] = ()
     """Words on the colour bar, at values from `low` to `high`."""
     idle: str = "All values are at the bottom of the scale"
@@ -107,6 +109,7 @@ def load_spec(layers: Iterable[int], *, title: str = "Load by layer and expert")
         rows=tuple(str(layer) for layer in layers),
         unit="× fair share",
         short_unit="×",
+        low_word="idle",
         marks=((0.0, "idle"), (1.0, "fair share"), (2.0, "2×"), (LOAD_TOP, "4× or more")),
         idle="Every expert is idle",
     )

@@ -49,6 +49,7 @@ function render({ model, el }) {
   let waiting = null; // the newest frame that is not drawn yet
   let shown = null; // the frame on the screen
   let queued = false;
+  let looked = false;
   let hover = null;
   let layout = null;
   let colours = [];
@@ -81,6 +82,14 @@ function render({ model, el }) {
     if (!queued) return;
     queued = false;
     if (!root.isConnected) return; // once it is, its size changes, and that queues again
+    if (!isTable() && !picture.clientWidth) {
+      // A page that changes its theme may have no layout for a moment, too short for the observer
+      // of the size; so look once more. Longer than that, the observer tells when it is back.
+      if (!looked) setTimeout(queue, 250);
+      looked = true;
+      return;
+    }
+    looked = false;
     const fresh = waiting;
     if (fresh) [shown, waiting] = [fresh, null];
     if (isTable()) fillTable();
@@ -98,7 +107,7 @@ function render({ model, el }) {
   function measure() {
     const rows = shown?.rows ?? spec.rows?.length ?? 0;
     const columns = shown?.columns ?? spec.columns?.length ?? 0;
-    const width = Math.max(120, picture.clientWidth);
+    const width = Math.max(180, picture.clientWidth);
     pen.font = FONT;
     const widest = rows ? Math.max(...range(rows).map((r) => pen.measureText(name("row", r)).width)) : 0;
     const left = Math.ceil(Math.min(160, widest)) + 10;
@@ -241,9 +250,9 @@ function render({ model, el }) {
 
   function shortWord(cell) {
     if (cell === NO_DATA) return "–";
-    const low = spec.marks?.find(([at]) => at === scale().low);
-    if (cell === 0 && low) return low[1];
-    return (cell === TOP ? `≥${figure(scale().high, 1)}` : figure(numberOf(cell), 1)) + (spec.short_unit ?? "");
+    const number = figure(numberOf(cell), 1);
+    if (spec.low_word !== null && number === figure(scale().low, 1)) return spec.low_word;
+    return (cell === TOP ? `≥${number}` : number) + spec.short_unit;
   }
 
   function longWord(cell) {
@@ -391,7 +400,7 @@ function render({ model, el }) {
   const style = (role) => getComputedStyle(root).getPropertyValue(role).trim();
 
   function readSpec() {
-    spec = { row_name: "row", column_name: "column", low: 0, high: 1, idle: "", ...parsed(model.get("spec")) };
+    spec = { row_name: "row", column_name: "column", low: 0, high: 1, idle: "", low_word: null, short_unit: "", ...parsed(model.get("spec")) };
     title.textContent = spec.title ?? "";
     canvas.setAttribute("aria-label",
       `${spec.title ?? "Map"}: ${spec.row_name}s by ${spec.column_name}s. Arrow keys move the cell cursor, t shows a table, ? explains.`);

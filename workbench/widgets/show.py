@@ -76,6 +76,7 @@ def token_spec(state: State, layer: int) -> MapSpec:
         row_name="token",
         high=1.0,
         unit="of the token’s weight",
+        low_word="",
         marks=((0.0, "not chosen"), (0.5, "half"), (1.0, "all of it")),
         idle="No expert was chosen",
     )

@@ -12,7 +12,9 @@ const STAGES = {
   combine: ["Combine", "weigh and add"],
 };
 const ORDER = Object.keys(STAGES);
-const FEW = 16; // up to this many experts every bar carries its number
+const NUMBER_PX = 34; // a bar this wide carries its number,
+const ROLE_PX = 46; // this wide also its role in words
+const LABEL_PX = 26; // labels of narrow bars keep this distance
 const KEYS = [
   [["←", "→"], "the token before, the next token"],
   [["↑", "↓"], "the layer above, the layer below"],
@@ -59,6 +61,7 @@ function render({ model, el }) {
 
   let state = null;
   let chips = [];
+  let width = 600;
   let drawn = ""; // what the screen shows, so that one change draws once
 
   // ---- the focus
@@ -156,7 +159,8 @@ function render({ model, el }) {
 
   function show() {
     const at = focus();
-    const now = JSON.stringify([at, isTable()]);
+    width = picture.clientWidth || width; // 0 while the page has no layout
+    const now = JSON.stringify([at, isTable(), width]);
     if (now === drawn) return;
     drawn = now;
     Object.assign(root.dataset, { token: at.token, layer: at.layer, stage: at.stage });
@@ -173,6 +177,7 @@ function render({ model, el }) {
       ...at, record: token.layers[at.layer], who: token, engine: state.engine,
       name: state.engine.layers[at.layer], full: token.layers[at.layer].full,
       before: before?.position === token.position - 1 ? before : null,
+      width,
     };
     showChips(stop);
     showFacts(stop);
@@ -225,11 +230,12 @@ function render({ model, el }) {
   // All layers at once: where this token went, and where the one before it had gone.
   function showPath({ who, layer: here, before, engine }) {
     const cell = 100 / engine.num_experts;
+    const named = (path.clientWidth || 300) - 160 >= 14 * engine.num_experts;
     const rows = who.layers.map((record, at) => {
       const earlier = before?.layers[at].topk_ids ?? [];
       const marks = record.topk_ids.map((id, rank) => id < 0 ? null : element(
         "span", { class: `trw-mark ${rank ? "" : "trw-first"}`, style: `left: ${id * cell}%; width: ${cell}%`, title: `expert ${id}, choice ${rank + 1}` },
-        engine.num_experts <= FEW ? String(id) : "",
+        named ? String(id) : "",
       ));
       const rings = earlier.filter((id) => id >= 0).map((id) => element(
         "span", { class: "trw-ring", style: `left: ${(id + 0.5) * cell}%`, title: `expert ${id}: the token before` },
@@ -283,6 +289,7 @@ function render({ model, el }) {
     // A click anywhere on it makes the keys work; selecting text with the mouse still does.
     if (!event.composedPath().some((node) => node.tagName === "BUTTON")) body.focus({ preventScroll: true });
   });
+  listen.observer(new ResizeObserver(show)).observe(picture);
   listen.model(["state"], readState);
   listen.model(["token", "layer", "stage", "view"], show);
   const look = followTheme(model, root, listen, () => {});
@@ -355,12 +362,14 @@ function missing(what) {
 }
 
 // One bar per expert, always in the order of the experts, so that the eye can follow one.
-function bars({ record, full, engine }, values, { margin }) {
+function bars({ record, full, engine, width }, values, { margin }) {
   const finite = values.filter((value) => value !== null);
   const low = Math.min(0, ...finite);
   const span = Math.max(1e-9, Math.max(0, ...finite) - low);
   const height = (value) => (100 * value) / span;
-  const few = engine.num_experts <= FEW;
+  const room = width / engine.num_experts;
+  const few = room >= NUMBER_PX;
+  const labelled = few ? values.map((_, id) => id) : spaced([...record.topk_ids, full.runner_up], room);
   const columns = values.map((value, id) => {
     const rank = record.topk_ids.indexOf(id);
     const role = rank >= 0 ? "chosen" : id === full.runner_up ? "next" : "rest";
@@ -372,12 +381,13 @@ function bars({ record, full, engine }, values, { margin }) {
       class: `trw-number ${up ? "" : "trw-below"}`,
       style: value === null ? "bottom: 0" : up ? `bottom: ${height(value - low)}%` : `top: ${height(low + span - value)}%`,
     }, value === null ? "–" : figure(value, 2)) : null;
-    const tags = few || rank >= 0 || role === "next" ? String(id) : "";
+    const tag = labelled.includes(id) ? String(id) : "";
+    const word = rank >= 0 ? `choice ${rank + 1}` : role === "next" ? "runner-up" : "";
     return element(
       "div", { class: `trw-column trw-${role}`, "data-expert": id, "data-value": value, title: `expert ${id}: ${figure(value, 4)}` },
       element("div", { class: "trw-room" }, element("span", { class: "trw-stick", style }), label),
-      element("span", { class: "trw-expert" }, tags),
-      few ? element("span", { class: "trw-role" }, rank >= 0 ? `choice ${rank + 1}` : role === "next" ? "runner-up" : "") : null,
+      element("span", { class: "trw-expert" }, tag),
+      few ? element("span", { class: "trw-role" }, room >= ROLE_PX ? word : "") : null,
     );
   });
   const last = record.topk_ids.at(-1);
@@ -394,6 +404,15 @@ function bars({ record, full, engine }, values, { margin }) {
       ...columns),
     element("div", { class: "trw-under" }, margin ? "score of each expert" : "logit of each expert"),
   );
+}
+
+// Those of the experts, most important first, whose labels do not run into one another.
+function spaced(experts, room) {
+  const taken = [];
+  for (const id of experts) {
+    if (id >= 0 && taken.every((other) => Math.abs(other - id) * room >= LABEL_PX)) taken.push(id);
+  }
+  return taken;
 }
 
 function placed({ record, full, who }, id, at) {
