@@ -2,8 +2,9 @@
 
 const LOST_MS = 5000; // this long without a beat: the dashboard's process is gone
 const RETRY_MS = 2000;
+const CHILDREN = ["figure", "second"];
 
-export function render({ model, el }) {
+function render({ model, el }) {
   const root = document.createElement("div");
   root.className = "screen"; // Panel calls its own element after the Python class
   let bindings = [];
@@ -11,13 +12,22 @@ export function render({ model, el }) {
   let count = 0;
   let lastBeat = performance.now();
 
+  // How high the place of a plot is, for plots that cannot find out by themselves.
+  const sizes = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      const height = Math.floor(contentRect.height / 4) * 4;
+      if (height > 0) send("height", [target.dataset.size, height]);
+    }
+  });
+
   const send = (name, value) => {
     actions = [...actions.slice(-7), [++count, name, value]];
-    model.actions = actions;
+    model.set("actions", actions);
+    model.save_changes();
   };
 
   const build = () => {
-    root.innerHTML = model.skeleton;
+    root.innerHTML = model.get("skeleton");
     bindings = [];
     for (const element of root.querySelectorAll("*")) {
       for (const { name, value } of [...element.attributes]) {
@@ -25,17 +35,22 @@ export function render({ model, el }) {
         else if (name.startsWith("data-bind-")) bindings.push([element, name.slice(10), value]);
       }
     }
-    for (const place of root.querySelectorAll("[data-child]")) {
-      const child = model.get_child(place.dataset.child);
-      if (child) place.replaceChildren(child);
-    }
+    for (const name of CHILDREN) place(name);
     for (const element of root.querySelectorAll("[data-send]")) {
-      const kind = element.tagName === "SELECT" ? "change" : "click";
+      const kind = /^(SELECT|INPUT|TEXTAREA)$/.test(element.tagName) ? "change" : "click";
       element.addEventListener(kind, () => {
         remember(element);
         send(element.dataset.send, element.value);
       });
     }
+    for (const form of root.querySelectorAll("form[data-form]")) {
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        send(form.dataset.form, Object.fromEntries(new FormData(form)));
+      });
+    }
+    sizes.disconnect();
+    for (const element of root.querySelectorAll("[data-size]")) sizes.observe(element);
     for (const element of root.querySelectorAll("[data-open]")) {
       element.addEventListener("click", () => dialog(element.dataset.open)?.showModal());
     }
@@ -52,10 +67,19 @@ export function render({ model, el }) {
     fill();
   };
 
+  const place = (name) => {
+    const child = model.get_child(name);
+    if (!child) return;
+    // Panel draws the children it has seen asked for; its anywidget adapter does not note them.
+    const asked = model.view.accessed_children;
+    if (!asked.includes(name)) asked.push(name);
+    root.querySelector(`[data-child="${name}"]`)?.replaceChildren(child);
+  };
+
   const dialog = (name) => root.querySelector(`dialog[data-name="${name}"]`);
 
   const fill = () => {
-    const values = model.values;
+    const values = model.get("values");
     for (const [element, attribute, key] of bindings) {
       if (!(key in values)) continue;
       const value = values[key];
@@ -74,7 +98,10 @@ export function render({ model, el }) {
     }
     lastBeat = performance.now();
     root.removeAttribute("data-lost");
-    if (values.beat) model.drawn = values.beat;
+    if (values.beat) {
+      model.set("drawn", values.beat);
+      model.save_changes();
+    }
   };
 
   // The address holds the view: a control with data-url keeps its value there.
@@ -85,7 +112,11 @@ export function render({ model, el }) {
     history.replaceState(null, "", url);
   };
 
-  const press = (name) => root.querySelector(`[data-key="${name}"]`)?.click();
+  const press = (name) => {
+    const element = root.querySelector(`[data-key="${name}"]:not([hidden])`);
+    element?.click();
+    return element;
+  };
 
   const onKey = (event) => {
     const target = event.composedPath()[0];
@@ -94,11 +125,10 @@ export function render({ model, el }) {
       && !target.closest("dialog:not([open])");
     if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
     if (event.key === "?") dialog("help")?.showModal();
-    else if (event.key === " " && !typing) press("space");
-    else if (event.key === "m") press("m");
-    else if (event.key === "t") press("t");
-    else if (event.key === "d") press("d");
-    else return;
+    else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")) return;
+    else if (event.key === " ") {
+      if (typing || !press("space")) return;
+    } else if (!/^[a-z0-9]$/.test(event.key) || !press(event.key)) return;
     event.preventDefault();
   };
   document.addEventListener("keydown", onKey);
@@ -113,12 +143,16 @@ export function render({ model, el }) {
     } catch { /* still gone */ }
   }, RETRY_MS);
 
-  model.on("skeleton", build);
-  model.on("values", fill);
-  model.on("remove", () => {
-    clearInterval(watch);
-    document.removeEventListener("keydown", onKey);
-  });
+  model.on("change:skeleton", build);
+  model.on("change:values", fill);
+  el.append(root);
   build();
-  return root;
+  return () => {
+    clearInterval(watch);
+    sizes.disconnect();
+    document.removeEventListener("keydown", onKey);
+    root.remove();
+  };
 }
+
+export default { render };

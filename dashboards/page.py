@@ -6,10 +6,13 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
 
     <b data-bind="tokens"></b>                  text of values["tokens"]
     <path data-bind-d="spark"></path>           attribute d of values["spark"]; null removes it
-    <select data-send="domain"></select>        on change: act(name, value)
+    <select data-send="domain"></select>        on change: act(name, value); inputs likewise
     <button data-send="pause"></button>         on click: act(name, its value)
+    <form data-form="write"></form>             on submit: act(name, its fields)
+    <button data-key="t"></button>              that key presses it
     <a data-swap="theme" href="?theme=dark">    on click: only that argument of the address changes
-    <div data-child="figure"></div>             where the Panel child `figure` goes
+    <div data-child="figure"></div>             where the Panel child `figure` or `second` goes
+    <div data-size="figure"></div>              act("height", [name, CSS pixels]) when that changes
 """
 
 from __future__ import annotations
@@ -20,19 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import param
-from panel.custom import Child, JSComponent
+from panel.custom import AnyWidgetComponent, Child
 
 PATIENCE_S = 0.5
 """A browser that has not drawn the last values is sent new ones after this long anyway."""
 _HERE = Path(__file__).parent
 
 
-class Page(JSComponent):
-    """A skeleton, its values, one child, and what the reader did."""
+class Page(AnyWidgetComponent):
+    """A skeleton, its values, up to two children, and what the reader did.
+
+    An anywidget like the maps and steppers on it: Panel runs all kinds of component of one page
+    through whichever kind's loader came first.
+    """
 
     skeleton = param.String(default="", doc="HTML, written by us and trusted.")
     values = param.Dict(default={}, doc="Name -> text, number, bool or None.")
-    figure = Child(doc="The plot that goes where the skeleton says.")
+    figure = Child(doc="The plot that goes where the skeleton says; the same as long as it lives.")
+    second = Child(doc="Another one, likewise.")
     actions = param.List(default=[], doc="What the reader did last: [count, name, value] each.")
     drawn = param.Integer(default=0, doc="The highest beat the browser has drawn.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,6 @@ ALL = "all"
 """The name of all domains together."""
 NOTHING = "–"
 """Shown where there is no number."""
-IDLE_LOAD = 0.05
-"""Below this share of its fair share an expert is called idle."""
 
 DOMAIN_NAMES = {
     ALL: "All domains",
@@ -48,6 +47,33 @@ class Load:
     """Whether nothing has been routed of late; all shares are then 0."""
 
 
+class Shape(NamedTuple):
+    """What a screen needs to know of an engine before it can be laid out."""
+
+    layers: tuple[int, ...]
+    """The model's numbers of its MoE layers."""
+    experts: int
+    devices: int
+
+
+def shape(frame: Message | None) -> Shape | None:
+    """Return the engine's shape; None before it has said what it is."""
+    engine = frame.meta["engine"] if frame else None
+    if not engine:
+        return None
+    return Shape(tuple(engine["moe_layers"]), engine["num_experts"], engine["num_devices"])
+
+
+def domains(frame: Message | None) -> list[str]:
+    """Return the labels of the domains seen so far, in the order of their names."""
+    return sorted(frame.meta["domains"]) if frame else []
+
+
+def facts(frame: Message | None) -> dict[str, Any]:
+    """Return what the engine's process says beside the engine's events."""
+    return dict(frame.meta["facts"]) if frame else {}
+
+
 def expert_load(frame: Message | None, domain: str = ALL) -> Load | None:
     """Return the load by layer and expert; None before the engine has said what it is.
 
@@ -71,11 +97,6 @@ def expert_load(frame: Message | None, domain: str = ALL) -> Load | None:
         return Load(np.zeros_like(rows_LE), 0.0, True)
     share_LE = np.divide(rows_LE * experts, rows_L1, out=np.zeros_like(rows_LE), where=rows_L1 > 0)
     return Load(share_LE.astype(np.float32), rows, False)
-
-
-def load_word(share: float) -> str:
-    """Say one expert's load: `idle`, or a multiple of the fair share."""
-    return "idle" if share < IDLE_LOAD else f"{share:.1f}×"
 
 
 def domain_name(label: str) -> str:

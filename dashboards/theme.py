@@ -1,8 +1,8 @@
 """Colours: one set for light, one for dark, one scale for load that means the same on every screen.
 
-The page gets them as CSS variables, the Bokeh map as a palette. The scale is interpolated in OKLab,
-where equal steps look equal. Source: B. Ottosson, "A perceptual color space for image processing"
-(2020).
+The page gets them as CSS variables, what is drawn cell by cell as a palette. The scale is
+interpolated in OKLab, where equal steps look equal. Source: B. Ottosson, "A perceptual color space
+for image processing" (2020).
 """
 
 from __future__ import annotations

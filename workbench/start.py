@@ -16,17 +16,20 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig, at_least
-from engine.errors import ConfigError, MachineError, RequestError
+from engine.errors import ConfigError, MachineError
+from engine.events import Tee
 from engine.runtime.telemetry import Message, Telemetry
 from workbench import paths
+from workbench.actions import serve_actions
 from workbench.desk import Desk
 from workbench.lifecycle import Child, Ended, ending_signals, own_identity, python_command
 from workbench.traffic import Traffic, corpus_prompts
+from workbench.window import Window
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -76,14 +79,14 @@ def start(
     say = _Speaker(as_json)
     try:
         with ending_signals(), ExitStack() as stack:
-            desk = Desk()
+            desk = stack.enter_context(closing(Desk()))
             telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
             child = stack.enter_context(_dashboard(telemetry, port))
             _announce(child, say, began)
-            engine, traffic = _engine(config, running, telemetry)
-            stack.enter_context(closing(engine))
-            desk.handle("traffic", lambda detail: _set_traffic(traffic, telemetry, detail))
-            _set_traffic(traffic, telemetry, {"paused": False})
+            window = Window()
+            engine = stack.enter_context(closing(_engine(config, telemetry, window)))
+            traffic = Traffic(corpus_prompts(), running)
+            serve_actions(desk, engine, traffic, telemetry, window)
             say.note(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
             _loop(engine, traffic, desk, telemetry, child, say, seconds)
     except Ended as ended:
@@ -146,26 +149,13 @@ def _announce(child: Child, say: _Speaker, began: float) -> None:
     threading.Thread(target=wait, name="announce", daemon=True).start()
 
 
-def _engine(config: EngineConfig, running: int, telemetry: Telemetry) -> tuple[Engine, Traffic]:
-    """Load the model and the prompts; torch is imported here and not before."""
+def _engine(config: EngineConfig, telemetry: Telemetry, window: Window) -> Engine:
+    """Load the model; torch is imported here and not before."""
     from engine import Engine
 
-    traffic = Traffic(corpus_prompts(), running)
-    engine = Engine(config, sink=telemetry)
+    engine = Engine(config, sink=Tee((telemetry, window)))
     telemetry.show_prompts(engine.tokenizer.decode)
-    return engine, traffic
-
-
-def _set_traffic(
-    traffic: Traffic, telemetry: Telemetry, detail: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Pause or resume: the control message `traffic`."""
-    paused = detail.get("paused")
-    if not isinstance(paused, bool):
-        raise RequestError(f"paused ({paused!r}) must be true or false.")
-    traffic.paused = paused
-    telemetry.note(paused=paused)
-    return {"paused": paused}
+    return engine
 
 
 def _loop(

@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine import Engine
+    from engine import Engine, SamplingParams
     from engine.runtime.engine import RequestOutput
 
+ALL = "all"
+"""The name of all domains together."""
 TEXTS_PER_DOMAIN = 24
 PROMPT_CHARACTERS = 90
 _WIDE_CHARACTERS = 36
 """Length of a prompt in a script that writes a word with one or two characters."""
 NEW_TOKENS = (64, 144)
 """Fewest and most new tokens of a request."""
+MAX_RUNNING = 64
+WATCHED_TOKENS = 96
+"""Tokens of a watched request whose whole decisions are recorded, from its first."""
+OWN_TEXT, OWN_TOKENS = "yours", 32
+"""Label and new tokens of a text that a reader has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +87,44 @@ class Traffic:
     """Keeps an engine busy with `running` requests at a time."""
 
     def __init__(self, prompts: Sequence[Prompt], running: int, seed: int = 0) -> None:
-        if running < 1:
-            raise ConfigError(f"running ({running}) must be at least 1.")
         self.paused = False
         """While set, no new requests are added; those that run go on to their ends."""
+        self.running = 0
+        """Requests kept going; those that are too many end by themselves."""
+        self.domain: str | None = None
+        """Only prompts of this domain are added; None mixes all."""
         self._prompts = prompts
-        self._running = running
         self._rng = random.Random(seed)
         self._added = 0
         self._alive: set[int] = set()
+        self.choose(running=running)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains there are prompts of, in the order of their names."""
+        return tuple(sorted({prompt.domain for prompt in self._prompts}))
+
+    def choose(
+        self,
+        *,
+        paused: bool | None = None,
+        running: int | None = None,
+        domain: str | None = None,
+    ) -> None:
+        """Change what is added from now on; what is None stays. Domain "all" mixes all.
+
+        Raises:
+            ConfigError: a value that is not allowed; nothing is changed then.
+        """
+        if running is not None and not 1 <= running <= MAX_RUNNING:
+            raise ConfigError(f"running ({running}) must be at least 1 and at most {MAX_RUNNING}.")
+        if domain is not None and domain not in (ALL, *self.domains):
+            raise ConfigError(
+                f"domain ({domain!r}) must be {ALL!r} or one of {', '.join(self.domains)}."
+            )
+        self.paused = self.paused if paused is None else paused
+        self.running = self.running if running is None else running
+        self.domain = (None if domain == ALL else domain) if domain else self.domain
 
     def step(self, engine: Engine) -> bool:
         """Add what is missing and run one step; return whether there was anything to do."""
@@ -100,8 +136,9 @@ class Traffic:
 
     def fill(self, engine: Engine) -> None:
         """Add the requests that are missing, unless paused."""
-        while len(self._alive) < self._running and not self.paused:
-            self._add(engine)
+        while len(self._alive) < self.running and not self.paused:
+            prompt = self._next()
+            self._alive.add(engine.add(prompt.text, self._params(), label=prompt.domain))
 
     def settle(self, outputs: Sequence[RequestOutput]) -> None:
         """Note which requests have ended; for a caller who runs the steps itself."""
@@ -109,15 +146,43 @@ class Traffic:
             if output.finished:
                 self._alive.discard(output.request_id)
 
-    def _add(self, engine: Engine) -> None:
+    def watch(self, engine: Engine, text: str | None = None) -> int:
+        """Add one request at once whose decisions are recorded in full; return its id.
+
+        Args:
+            engine: takes it, beside those that run.
+            text: what to go on from, greedily; None takes the next prompt.
+
+        Raises:
+            RequestError: the text is empty or too long.
+        """
         from engine import SamplingParams
 
-        prompt = self._prompts[self._added % len(self._prompts)]
-        params = SamplingParams(
+        if text is None:
+            prompt, params = self._next(), self._params()
+        else:
+            prompt = Prompt(OWN_TEXT, text)
+            params = SamplingParams(max_tokens=OWN_TOKENS, temperature=0.0)
+        length = len(engine.tokenizer.encode(prompt.text)) + (params.max_tokens or 0)
+        return engine.add(
+            prompt.text, params, label=prompt.domain, watch=range(min(WATCHED_TOKENS, length))
+        )
+
+    def _next(self) -> Prompt:
+        """Return the next prompt of the chosen domain."""
+        for _ in range(len(self._prompts)):
+            prompt = self._prompts[self._added % len(self._prompts)]
+            self._added += 1
+            if self.domain in (None, prompt.domain):
+                return prompt
+        raise AssertionError(f"no prompt of {self.domain}")
+
+    def _params(self) -> SamplingParams:
+        from engine import SamplingParams
+
+        return SamplingParams(
             max_tokens=self._rng.randint(*NEW_TOKENS),
             temperature=0.8,
             top_p=0.95,
             seed=self._rng.getrandbits(31),
         )
-        self._alive.add(engine.add(prompt.text, params, label=prompt.domain))
-        self._added += 1

@@ -2,155 +2,115 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import jinja2
-import panel as pn
-
 from dashboards import readings
-from dashboards.heatmap import Heatmap
-from dashboards.page import Page
+from dashboards.maps import PageMap
 from dashboards.readings import ALL, Load
-from dashboards.source import Snapshot, Source
-from dashboards.states import STATES, overhead_limit
-from engine.errors import WorkbenchError
+from dashboards.session import Session, builder
+from dashboards.source import Snapshot
+from dashboards.states import overhead_limit
 from engine.events import STAGES
+from workbench.widgets import load_spec
 
-TICK_MS = 200
-"""How often a session looks for news. Numbers that change faster cannot be read."""
-BEAT_S = 1.0
-"""A page that has nothing new is told that it is alive this often."""
 NUM_SLOTS = 12
 METER_TOP = 15.0
 """The overhead meter's right end, in per cent."""
 VIEWS = ("map", "table")
-
-_SKELETON = jinja2.Template(
-    (Path(__file__).parent / "now.html").read_text(encoding="utf-8"), autoescape=True
-)
+TRAFFIC_COUNTS = (1, 2, 4, 8, 16, 32)
+"""Numbers of running requests to choose from."""
 
 
-class Now:
-    """One session of the page: its component, its map, and what it showed last."""
+class Now(Session):
+    """One session of the page: its map, and which text has which place."""
 
-    def __init__(
-        self, source: Source, theme: str, chosen: Mapping[str, str], frame_of: Mapping[str, Any]
-    ) -> None:
-        self.source = source
-        self.theme = theme
-        self.domain = chosen.get("domain", ALL)
-        self.view = chosen["view"] if chosen.get("view") in VIEWS else VIEWS[0]
-        self._frame_of = frame_of
-        self._notice = ""
-        self._shown: tuple[int, str] | None = None
-        self._shown_at = 0.0
+    title = "Now"
+    template = "now.html"
+
+    def setup(self) -> dict[str, Any]:
+        """Read domain and view from the address; make the map."""
+        self.domain = self.chosen.get("domain", ALL)
+        view = self.chosen.get("view", VIEWS[0])
+        self.view = view if view in VIEWS else VIEWS[0]
+        self.map = PageMap(self.theme, self.view)
+        self.map.pane.param.watch(lambda change: self._turn(change.new), "view")
         self._slots: list[int | None] = [None] * NUM_SLOTS
-        self._map: Heatmap | None = None
-        self._layout: tuple[Any, ...] = ()
-        self.page = Page(self.act, sizing_mode="stretch_width")
-        self._fit(source.snapshot())
-        self.tick(anyway=True)
+        return {"figure": self.map.pane}
 
-    def tick(self, *, anyway: bool = False) -> None:
-        """Show what is new, unless the browser is still busy with the last."""
-        if not anyway and not self.page.ready:
-            return
-        snapshot = self.source.snapshot()
-        seq = snapshot.frame.seq if snapshot.frame else -1
-        news = (seq, snapshot.state)
-        if not anyway and news == self._shown and time.monotonic() - self._shown_at < BEAT_S:
-            return
-        self._shown, self._shown_at = news, time.monotonic()
-        self._fit(snapshot)
+    def layout(self, snapshot: Snapshot) -> Hashable:
+        """The skeleton depends on the model's shape and on the domains there are."""
+        facts = readings.facts(snapshot.frame)
+        return (
+            readings.shape(snapshot.frame),
+            tuple(readings.domains(snapshot.frame)),
+            self.domain,
+            tuple(facts.get("domains", ())),
+            tuple(_counts(facts)),
+        )
+
+    def parts(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return domains, places and stages."""
+        facts = readings.facts(snapshot.frame)
+        domains = [ALL, *readings.domains(snapshot.frame)]
+        domains += {self.domain} - set(domains)
+        chosen = [ALL, *facts["domains"]] if "domains" in facts else []
+        return {
+            "domains": [(label, readings.domain_name(label)) for label in domains],
+            "traffic_domains": [(label, readings.domain_name(label)) for label in chosen],
+            "traffic_counts": _counts(facts),
+            "slots": range(NUM_SLOTS),
+            "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
+            "meter_top": METER_TOP,
+        }
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Draw the load of the chosen domain."""
         load = readings.expert_load(snapshot.frame, self.domain)
-        if self._map is not None and self.view == "map":
-            self._map.show(load)
-        self.page.fill(self.values(snapshot, load))
+        shape = readings.shape(snapshot.frame)
+        if load is None or shape is None:
+            return
+        idle = "Every expert is idle"
+        idle = f"Traffic is paused: {idle.lower()}" if snapshot.state == "paused" else idle
+        self.map.say(replace(load_spec(shape.layers), idle=idle))
+        self.map.draw(load.share_LE)
 
-    def act(self, name: str, value: Any) -> None:
-        """Do what the reader asks for; what the page does not offer is ignored."""
+    def on_height(self, name: str, height: int) -> None:
+        """Let the map fill its place."""
+        self.map.fit(height)
+
+    def on_action(self, name: str, value: Any) -> None:
+        """Choose what the map counts and what is sent."""
         if name == "domain" and isinstance(value, str):
             self.domain = value
         elif name == "view" and value in VIEWS:
-            self.view = value
-        elif name == "pause":
-            asyncio.get_running_loop().create_task(self._pause(value == "pause"))
-            return
-        self.tick(anyway=True)
+            self._turn(value)
+        elif name == "traffic_domain" and isinstance(value, str):
+            self.ask("traffic", domain=value)
+        elif name == "traffic_running" and isinstance(value, str) and value.isdecimal():
+            self.ask("traffic", running=int(value))
 
-    def values(self, snapshot: Snapshot, load: Load | None) -> dict[str, Any]:
-        """Return everything the skeleton asks for."""
+    def values(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return rates, stages, texts and what is said about the load."""
+        load = readings.expert_load(snapshot.frame, self.domain)
+        facts = readings.facts(snapshot.frame)
         return {
-            **_status(snapshot, self._notice),
             **_rates(snapshot),
             **_stages(snapshot),
             **self._texts(snapshot),
-            **self._load(snapshot, load),
-        }
-
-    def _fit(self, snapshot: Snapshot) -> None:
-        """Make skeleton and map fit the engine; does nothing while its shape stays."""
-        engine = snapshot.frame.meta["engine"] if snapshot.frame else None
-        layers = [f"layer {n}" for n in engine["moe_layers"]] if engine else []
-        experts = engine["num_experts"] if engine else 0
-        known = snapshot.frame.meta["domains"] if snapshot.frame else []
-        domains = [ALL, *(sorted(known)), *({self.domain} - {ALL, *known})]
-        layout = (tuple(layers), experts, tuple(domains))
-        if layout == self._layout:
-            return
-        if layers and experts and layout[:2] != self._layout[:2]:
-            self._map = Heatmap(layers, experts, self.theme)
-            self.page.figure = pn.pane.Bokeh(self._map.figure, sizing_mode="stretch_both")
-        self._layout = layout
-        self.page.skeleton = _SKELETON.render(
-            **self._frame_of,
-            title="Now",
-            layers=layers,
-            experts=experts,
-            domains=[(label, readings.domain_name(label)) for label in domains],
-            slots=range(NUM_SLOTS),
-            stages=[{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
-            meter_top=METER_TOP,
-        )
-
-    def _load(self, snapshot: Snapshot, load: Load | None) -> dict[str, Any]:
-        table = self.view == "table"
-        values: dict[str, Any] = {
+            **_load(snapshot, load, self.domain),
             "domain": self.domain,
-            "map_pressed": "false" if table else "true",
-            "table_pressed": "true" if table else "false",
-            "map_hidden": table,
-            "table_hidden": not table,
-            "load_busy": load is not None and not load.idle,
-            "load_quiet": "Waiting for the first step",
-            "load_rows": "",
-            "load_tip": "",
+            "map_pressed": "true" if self.view == "map" else "false",
+            "table_pressed": "true" if self.view == "table" else "false",
+            "traffic_domain": facts.get("domain", ALL),
+            "traffic_running": str(facts.get("running", "")),
         }
-        if load is None or snapshot.frame is None:
-            return values
-        engine = snapshot.frame.meta["engine"]
-        name = readings.domain_name(self.domain)
-        most = engine["num_experts"] / engine["top_k"]
-        values["load_tip"] = (
-            f"1× is the fair share; a top-{engine['top_k']} gate over {engine['num_experts']} "
-            f"experts can reach {most:g}×."
-        )
-        if load.idle:
-            rows = "no rows" if self.domain == ALL else f"no rows of {name}"
-            values["load_quiet"] = f"{rows.capitalize()} in the last seconds: every expert is idle"
-        else:
-            values["load_rows"] = f"{name}: {readings.number(load.rows)} rows, smoothed"
-        if table:
-            for at, row in enumerate(load.share_LE.tolist()):
-                values.update(
-                    {f"c{at}.{e}": readings.load_word(share) for e, share in enumerate(row)}
-                )
-                values[f"m{at}"] = readings.NOTHING if load.idle else f"{max(row):.2f}"
-        return values
+
+    def _turn(self, view: str) -> None:
+        """Show map or table, whether the page or the map's own key asked."""
+        self.view = view
+        self.map.pane.view = view
 
     def _texts(self, snapshot: Snapshot) -> dict[str, Any]:
         """Give each request a place that it keeps until it leaves."""
@@ -178,37 +138,27 @@ class Now:
         empty = [n for n, name in enumerate(self._slots) if name is None]
         return next(iter(ended + empty), None)
 
-    async def _pause(self, paused: bool) -> None:
-        """Ask the engine's process to stop or resume the traffic; never blocks the page."""
-        try:
-            await asyncio.to_thread(self.source.control, "traffic", paused=paused)
-            self._notice = ""
-        except WorkbenchError as refusal:
-            self._notice = str(refusal)
+
+build = builder(Now)
 
 
-def build(
-    source: Source, theme: str, chosen: Mapping[str, str], frame_of: Mapping[str, Any]
-) -> Page:
-    """Build the page for one session and start its tick."""
-    session = Now(source, theme, chosen, frame_of)
-    pn.state.add_periodic_callback(session.tick, period=TICK_MS)
-    return session.page
+def _counts(facts: Mapping[str, Any]) -> list[int]:
+    return sorted({*TRAFFIC_COUNTS, *([facts["running"]] if "running" in facts else [])})
 
 
-def _status(snapshot: Snapshot, notice: str) -> dict[str, Any]:
-    look = STATES[snapshot.state]
-    facts = snapshot.frame.meta["facts"] if snapshot.frame else {}
-    paused = bool(facts.get("paused"))
+def _load(snapshot: Snapshot, load: Load | None, domain: str) -> dict[str, Any]:
+    """Say what the map's numbers rest on."""
+    if load is None or snapshot.frame is None:
+        return {"load_rows": "", "load_tip": ""}
+    engine = snapshot.frame.meta["engine"]
+    name = readings.domain_name(domain)
+    most = engine["num_experts"] / engine["top_k"]
     return {
-        "status": look.word,
-        "status_symbol": look.symbol,
-        "status_class": f"status tone-{look.tone}",
-        "engine": readings.engine_line(snapshot.frame),
-        "reason": notice or snapshot.reason,
-        "pause": "resume" if paused else "pause",
-        "pause_word": "Resume traffic" if paused else "Pause traffic",
-        "no_pause": "paused" not in facts or snapshot.state in ("gone", "refused"),
+        "load_tip": f"1× is the fair share; a top-{engine['top_k']} gate over "
+        f"{engine['num_experts']} experts can reach {most:g}×.",
+        "load_rows": f"{name}: no rows in the last seconds"
+        if load.idle
+        else f"{name}: {readings.number(load.rows)} rows, smoothed",
     }
 
 
@@ -223,7 +173,6 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
     limit = overhead_limit(share) if share is not None else None
     words = f"{limit.symbol} {limit.words}" if limit else "no steps in the last 5 s"
     waiting = meta["num_waiting"]
-    looking = meta["looking"] or {}
     width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
     return {
         "tokens": readings.number(meta["generated_per_s"] if alive else None),
@@ -241,9 +190,6 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
         "overhead_words": words,
         "overhead_class": f"tone-{limit.tone}" if limit else "",
         "overhead_track": f"track tone-{limit.tone}" if limit else "track",
-        "cost": readings.percent(looking.get("thread_share")),
-        "viewers": looking.get("viewers", 0),
-        "lost_events": looking.get("events_dropped", 0),
     }
 
 

@@ -20,7 +20,7 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
     page = visit.page
     page.goto(stage.url)
     visit.wait_for_text("status", "Live")
-    figure = page.locator(".figure canvas").first
+    figure = page.locator(".trw-map canvas")
     figure.wait_for()
 
     # 1. What is shown changes, and is what the engine said.
@@ -35,8 +35,10 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
 
     # 2. The keyboard: table and map, the help, pause and resume, the other theme.
     page.keyboard.press("t")
-    page.locator("table").wait_for()
-    assert visit.text("c0.0").endswith(("×", "idle")) and "view=table" in page.url
+    page.locator(".trw-table td").first.wait_for()
+    cells = page.locator(".trw-table td").all_inner_texts()
+    assert len(cells) == 32 and all(cell.endswith(("×", "idle")) for cell in cells)
+    assert "view=table" in page.url
     assert not figure.is_visible()
     page.keyboard.press("m")
     figure.wait_for()
@@ -47,11 +49,14 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
     page.locator("dialog[open]").wait_for(state="detached")
     page.keyboard.press("Space")
     visit.wait_for_text("status", "Traffic paused")
-    visit.wait_for_text("load_quiet", "every expert is idle")
+    page.locator(".trw-notice", has_text="every expert is idle").wait_for()
     page.keyboard.press("Space")
     visit.wait_for_text("status", "Live")
     assert stage.asked == [True, False]
-    page.locator("select").select_option("de")
+    figure.press("ArrowRight")
+    figure.press("ArrowDown")
+    page.locator(".trw-value", has_text="Layer 1, expert 0").wait_for()
+    page.locator('[data-send="domain"]').select_option("de")
     visit.wait_for_text("load_rows", "German")
     page.keyboard.press("d")
     page.wait_for_url("**theme=dark**")

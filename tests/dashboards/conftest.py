@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 
 from dashboards.source import Point, Snapshot
 from dashboards.synthetic import SyntheticEngine
+from engine.events import Event
 from engine.runtime.telemetry import Aggregator, Message
+from workbench.trace import Recorder, Trace
 
 
 class FakeSource:
@@ -27,13 +29,15 @@ class FakeSource:
         self.controls: list[tuple[str, dict[str, Any]]] = []
         self.refusal: Exception | None = None
         self.seq = 0
-        self.sums.add(self.engine.start(self.now_s))
+        self.recorder = Recorder()
+        self.looking_ms = 2.5
+        self._take(self.engine.start(self.now_s))
 
     def step(self, count: int = 1) -> Message:
         """Run some steps of 0.01 s and make a frame of them."""
         for _ in range(count):
             self.now_s += 0.01
-            self.sums.add(self.engine.step(self.now_s))
+            self._take(self.engine.step(self.now_s))
         return self.wait(0.02)
 
     def wait(self, seconds: float) -> Message:
@@ -55,8 +59,22 @@ class FakeSource:
         self.controls.append((action, detail))
         return {}
 
+    def window(self) -> Trace:
+        if self.refusal:
+            raise self.refusal
+        return self.recorder.trace()
+
+    def tokens(self) -> None:
+        return None
+
     def close(self) -> None:
         pass
+
+    def _take(self, events: Iterable[Event]) -> None:
+        events = list(events)
+        self.sums.add(events)
+        for event in events:
+            self.recorder.emit(event)
 
 
 @pytest.fixture

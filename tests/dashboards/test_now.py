@@ -10,10 +10,11 @@ import pytest
 
 from dashboards.app import frame_of
 from dashboards.pages.now import NUM_SLOTS, Now
-from dashboards.readings import expert_load, load_word
+from dashboards.readings import expert_load
 from dashboards.states import STATES
 from engine.errors import RequestError
 from engine.events import STAGES
+from workbench.widgets import LOAD_TOP, decode_frame, encode_frame
 
 
 def open_page(source, theme: str = "light", **chosen: str) -> Now:
@@ -41,23 +42,42 @@ def test_the_pages_numbers_are_the_sources(source):
     assert values["status"] == "Live" and values["reason"] == ""
 
 
-def test_the_maps_cells_are_the_sources(source):
+def test_the_maps_cells_are_the_sources_on_the_fixed_scale(source):
     frame = source.step(30)
     page = open_page(source, domain="de")
-    (image,) = page._map.cells.data["image"]
-    np.testing.assert_array_equal(image, expert_load(frame, "de").share_LE)
+    shown = decode_frame(page.map.pane.frame)
+    share_LE = expert_load(frame, "de").share_LE
+    assert (shown.low, shown.high) == (0.0, LOAD_TOP)
+    wanted = decode_frame(encode_frame(share_LE, seq=1, time_s=0.0))
+    np.testing.assert_array_equal(shown.cells_RC, wanted.cells_RC)
+    other = decode_frame(encode_frame(expert_load(frame, "fr").share_LE, seq=1, time_s=0.0))
+    assert (shown.cells_RC != other.cells_RC).any(), "another domain is another map"
     assert "German" in page.page.values["load_rows"]
 
 
-def test_the_table_says_what_the_map_shows(source):
-    frame = source.step(30)
+def test_map_or_table_is_the_same_choice_on_the_page_and_inside_the_map(source):
+    source.step(30)
     page = open_page(source, view="table")
-    share_LE = expert_load(frame).share_LE
-    for layer in range(4):
-        row = [page.page.values[f"c{layer}.{expert}"] for expert in range(8)]
-        assert row == [load_word(share) for share in share_LE[layer]]
-        assert page.page.values[f"m{layer}"] == f"{share_LE[layer].max():.2f}"
-    assert page.page.values["map_hidden"] and not page.page.values["table_hidden"]
+    assert page.map.pane.view == "table" and page.page.values["table_pressed"] == "true"
+    page.map.pane.view = "map"  # what the map's own key does
+    page.tick(anyway=True)
+    assert page.page.values["map_pressed"] == "true"
+
+
+def test_an_idle_map_is_all_at_the_bottom_of_the_scale(source):
+    source.step(30)
+    source.wait(3.0)
+    page = open_page(source)
+    assert decode_frame(page.map.pane.frame).cells_RC.max() == 0
+
+
+def test_the_map_fills_its_place(source):
+    source.step(3)
+    page = open_page(source)
+    page.page.actions = [[1, "height", ["figure", 400]], [2, "height", "high"]]
+    assert 300 < page.map.spec.height < 400
+    page.page.actions = [[3, "height", ["figure", 10]]]
+    assert page.map.spec.height >= 100, "never too low to be seen"
 
 
 def test_the_texts_are_the_sources_and_keep_their_places(source):
@@ -92,13 +112,12 @@ def test_more_texts_than_places_are_counted_not_squeezed(source):
 def test_a_page_before_the_engine_speaks_says_so_and_then_fits_it(source):
     source.frame, source.state, source.reason = None, "connecting", "waiting"
     page = open_page(source)
-    assert page.page.values["status"] == "Connecting" and page._map is None
-    assert page.page.values["load_quiet"] == "Waiting for the first step"
+    assert page.page.values["status"] == "Connecting" and not page.map.pane.frame
     source.step(3)
     source.state = "live"
     page.tick(anyway=True)
-    assert page._map.shape == (4, 8) and "expert 0" not in page.page.values["engine"]
-    assert page.page.figure is not None
+    assert decode_frame(page.map.pane.frame).cells_RC.shape == (4, 8)
+    assert page.map.spec.rows == ("0", "1", "2", "3")
     figure = page.page.figure
     source.step(3)
     page.tick(anyway=True)
@@ -147,7 +166,9 @@ def test_every_value_has_its_place_and_every_place_its_value(source):
     shown = set(page.page.values)
     used = {f"{kind}{slot}" for kind in "slnept" for slot in range(NUM_SLOTS)}
     assert wanted - shown <= used, "a place without a value"
-    assert shown - wanted == {"beat"}, "a value without a place"
+    assert shown - wanted <= {"beat", "traffic_domain", "traffic_running"}, (
+        "a value without a place"
+    )
 
 
 def test_choices_change_the_view_at_once(source):
@@ -160,6 +181,7 @@ def test_choices_change_the_view_at_once(source):
     page.page.actions = [*page.page.actions, [3, "view", "hologram"]]
     page.page.actions = [*page.page.actions, [4, "domain", 7]]
     assert page.view == "table" and page.domain == "de"
+    assert page.map.pane.view == "table"
 
 
 def test_actions_that_arrive_together_all_count_and_none_counts_twice(source):
@@ -201,3 +223,30 @@ def test_pausing_goes_to_the_engine_and_a_refusal_is_shown(source):
 def test_an_engine_without_that_control_has_no_pause_button(source):
     source.step(3)
     assert open_page(source).page.values["no_pause"]
+
+
+def test_the_traffic_chooser_goes_to_the_engine_and_shows_what_it_says(source):
+    source.facts |= {"paused": False, "running": 8, "domain": "all", "domains": ["de", "en"]}
+    source.step(3)
+    page = open_page(source)
+    assert page.page.values["traffic_domain"] == "all"
+    assert page.page.values["traffic_running"] == "8"
+
+    async def choose() -> None:
+        page.page.actions = [[1, "traffic_domain", "de"], [2, "traffic_running", "16"]]
+        page.page.actions = [*page.page.actions, [3, "traffic_running", "many"]]
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(choose())
+    assert source.controls == [("traffic", {"domain": "de"}), ("traffic", {"running": 16})]
+    source.facts |= {"domain": "de", "running": 5}
+    source.step(1)
+    page.tick(anyway=True)
+    assert page.page.values["traffic_domain"] == "de"
+    assert page.page.values["traffic_running"] == "5"
+    assert '<option value="5">' in page.page.skeleton, "a number of the command line can be shown"
+
+
+def test_an_engine_without_a_chooser_has_none(source):
+    source.step(3)
+    assert "traffic_domain" not in open_page(source).page.skeleton

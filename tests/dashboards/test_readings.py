@@ -47,13 +47,6 @@ def test_an_unknown_domain_is_idle_and_no_engine_has_no_load(source):
 
 
 @pytest.mark.parametrize(
-    ("share", "word"), [(0.0, "idle"), (0.049, "idle"), (0.05, "0.1×"), (1.0, "1.0×"), (9, "9.0×")]
-)
-def test_loads_have_words(share, word):
-    assert readings.load_word(share) == word
-
-
-@pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (math.nan, "–"), (math.inf, "–"), (0, "0"), (1234567.4, "1\u202f234\u202f567")],
 )

@@ -23,12 +23,18 @@ class FakeEngine:
         self.left: dict[int, int] = {}
         self.labels: list[str] = []
         self.most = 0
+        self.watched: list[tuple] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self.left)
 
-    def add(self, text: str, params: object, *, label: str) -> int:
+    tokenizer = SimpleNamespace(encode=lambda text: [0, *text.encode()])
+
+    def add(self, text: str, params: object, *, label: str, watch: range = range(0)) -> int:
+        if watch:
+            self.watched.append((text, label, params, watch))
+            return 1000
         assert text and NEW_TOKENS[0] <= params.max_tokens <= NEW_TOKENS[1]
         self.labels.append(label)
         self.left[len(self.labels)] = params.max_tokens // 32
@@ -90,6 +96,47 @@ def test_paused_traffic_runs_dry_and_resumes():
 def test_no_requests_at_all_is_refused():
     with pytest.raises(ConfigError, match=r"running \(0\)"):
         Traffic([Prompt("en", "a")], running=0)
+
+
+def test_a_chosen_domain_and_number_hold_from_then_on_and_nonsense_changes_nothing():
+    engine = FakeEngine()
+    traffic = Traffic([Prompt("en", "a"), Prompt("de", "b"), Prompt("fr", "c")], running=2)
+    assert traffic.domains == ("de", "en", "fr")
+    traffic.choose(domain="fr", running=4)
+    for _ in range(30):
+        traffic.step(engine)
+    assert set(engine.labels) == {"fr"} and engine.most == 4
+    for wrong in ({"domain": "klingon"}, {"running": 0}, {"running": 1000}, {"domain": ""}):
+        with pytest.raises(ConfigError):
+            traffic.choose(**{"paused": True, **wrong})
+    assert (traffic.domain, traffic.running, traffic.paused) == ("fr", 4, False)
+    traffic.choose(domain="all")
+    engine.labels.clear()
+    for _ in range(30):
+        traffic.step(engine)
+    assert set(engine.labels) == {"en", "de", "fr"}
+
+
+def test_a_watched_request_is_one_more_and_watches_only_tokens_it_can_have():
+    engine = FakeEngine()
+    traffic = Traffic([Prompt("en", "a"), Prompt("de", "b")], running=1)
+    traffic.choose(paused=True)
+    assert traffic.watch(engine, "own words") == 1000
+    assert traffic.watch(engine) == 1000
+    (text, label, params, watch), (_, domain, prompt_params, _) = engine.watched
+    assert (text, label, params.temperature) == ("own words", "yours", 0.0)
+    assert watch == range(len("own words") + 1 + params.max_tokens)
+    assert domain == "en" and prompt_params.temperature > 0
+    traffic.watch(engine, "x" * 500)
+    assert engine.watched[-1][3] == range(96), "memory stays bounded"
+
+
+def test_what_runs_aside_does_not_wait_for_the_engines_thread():
+    desk = Desk()
+    desk.handle("read", lambda detail: {"thread": threading.current_thread().name}, aside=True)
+    answer = desk.take("read", {})
+    assert answer.result(10)["thread"] != threading.current_thread().name
+    desk.close()
 
 
 def test_the_desk_runs_messages_on_the_thread_that_serves_it():

@@ -72,7 +72,7 @@ class TelemetryClient:
             self._thread.join(timeout=5.0)
 
     def control(self, action: str, *, timeout_s: float = 5.0, **detail: Any) -> dict[str, Any]:
-        """Ask the engine to do something; return its answer.
+        """Ask the engine to do something; return its answer, arrays among its values.
 
         Raises:
             RequestError: the engine refused (its reason), is not connected, or did not answer.
@@ -143,7 +143,7 @@ class TelemetryClient:
                     raise WireError("whoever listens there does not have the key")
                 self.state, self.reason = LIVE, ""
             elif message.kind is Kind.REPLY:
-                self._settle(message.meta)
+                self._settle(message)
         if frames and self.state == LIVE:
             # Several at once mean that this end was late: only the newest counts.
             self._on_frame(frames[-1])
@@ -160,12 +160,13 @@ class TelemetryClient:
             return False
         return True
 
-    def _settle(self, meta: dict[str, Any]) -> None:
+    def _settle(self, message: Message) -> None:
+        meta = message.meta
         answer = self._answers.pop(meta.get("id", 0), None)
         if answer is None:
             return
         if meta.get("ok"):
-            answer.set_result(dict(meta.get("result") or {}))
+            answer.set_result({**(meta.get("result") or {}), **message.arrays})
         else:
             answer.set_exception(RequestError(str(meta.get("reason"))))
 

@@ -21,16 +21,19 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from engine.errors import WorkbenchError
 from engine.events import Event
 from engine.runtime.telemetry.aggregate import Aggregator
 from engine.runtime.telemetry.viewer import Viewer
-from engine.runtime.telemetry.wire import Kind, Message, WireError, encode
+from engine.runtime.telemetry.wire import DTYPES, Kind, Message, WireError, encode
 
 Answer = Mapping[str, Any] | None
 OnControl = Callable[[str, Mapping[str, Any]], "Answer | Future[Answer]"]
 """Takes action and detail on the stream's thread, quickly: work for the engine's thread is handed
-over and answered with a Future. Raises a `WorkbenchError` to refuse, with the reason."""
+over and answered with a Future. Raises a `WorkbenchError` to refuse, with the reason. An answer's
+values are fit for JSON, or numpy arrays, which travel as they are."""
 
 MAX_VIEWERS = 64
 QUEUE_EVENTS = 8192
@@ -275,10 +278,16 @@ def _reply(number: int, answer: Future[Answer]) -> Message:
     """Turn an answer into a message; only a user's fault is told in its own words."""
     try:
         result = dict(answer.result() or {})
+        arrays = {name: result.pop(name) for name in list(result) if _is_array(result[name])}
         json.dumps(result, allow_nan=False)
     except WorkbenchError as refusal:
         return Message(Kind.REPLY, meta={"id": number, "ok": False, "reason": str(refusal)})
     except Exception as fault:  # noqa: BLE001 - told without its text, which may hold anything
         reason = f"the engine failed to do this ({type(fault).__name__})."
         return Message(Kind.REPLY, meta={"id": number, "ok": False, "reason": reason})
-    return Message(Kind.REPLY, meta={"id": number, "ok": True, "result": result})
+    meta = {"id": number, "ok": True, "result": result}
+    return Message(Kind.REPLY, meta=meta, arrays=arrays)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.str in DTYPES and value.ndim <= 4

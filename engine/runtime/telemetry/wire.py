@@ -33,7 +33,7 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_HELLO_BYTES = 1 << 10
 """The longest message the engine accepts from somebody who has not proven the key."""
 
-DTYPES = ("<i2", "<i4", "<i8", "<f4", "|u1")
+DTYPES = ("<i2", "<i4", "<i8", "<f4", "<f8", "|u1")
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<4sHHQdII")
 _MAX_ARRAYS = 64
