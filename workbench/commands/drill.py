@@ -17,6 +17,8 @@ from workbench.output import print_json, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from workbench.drills import Drill
+
 app = typer.Typer(help="Find and repair faults in a running engine.", no_args_is_help=True)
 act_app = typer.Typer(help="Change the drill's engine, as an operator would.", no_args_is_help=True)
 app.add_typer(act_app, name="act")
@@ -323,9 +325,7 @@ def _run(
     as_json: bool,
 ) -> dict[str, Any]:
     """Hold the drill's process until it ends or a signal asks; return its result."""
-    import time
-
-    from engine.errors import MachineError, RequestError
+    from engine.errors import MachineError
     from workbench.drills import start
     from workbench.lifecycle import Ended, ending_signals
 
@@ -337,16 +337,9 @@ def _run(
                     if not as_json:
                         _print_briefing(_console(), running.briefing())
                         say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
-                    shown_at = time.monotonic()
-                    while running.running:
-                        time.sleep(_LOOK_EVERY_S)
-                        if not as_json and time.monotonic() - shown_at >= _SIGNALS_EVERY_S:
-                            shown_at = time.monotonic()
-                            _say_signals(running)
+                    _hold(running, quiet=as_json)
                 except Ended as asked:
                     return running.finish(f"ended by {asked.name}", graded=False)
-                except RequestError:
-                    pass  # it ended between two looks
                 result = running.journal().get("result")
         except Ended:
             raise KeyboardInterrupt from None
@@ -357,10 +350,23 @@ def _run(
     return dict(result)
 
 
-def _say_signals(running: Any) -> None:
-    state = running.state()
-    signals = ", ".join(f"{name} {value:.3g}" for name, value in state["signals"].items())
-    say(f"{state['elapsed_s']:6.0f} s  {signals or 'gathering'}  table {state['table_version']}")
+def _hold(running: Drill, *, quiet: bool) -> None:
+    """Wait until the drill's process ends; say now and then how its signals stand."""
+    import time
+    from contextlib import suppress
+
+    from engine.errors import RequestError
+
+    shown_at = time.monotonic()
+    while running.running:
+        time.sleep(_LOOK_EVERY_S)
+        if quiet or time.monotonic() - shown_at < _SIGNALS_EVERY_S:
+            continue
+        with suppress(RequestError):  # it may end between two looks
+            state = running.state()
+            signals = ", ".join(f"{name} {value:.3g}" for name, value in state["signals"].items())
+            say(f"{state['elapsed_s']:6.0f} s  {signals or 'gathering rows'}")
+        shown_at = time.monotonic()
 
 
 # ---- printing

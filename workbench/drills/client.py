@@ -88,6 +88,7 @@ class Drill:
         Raises:
             MachineError: there is none.
         """
+        clean(self.store)
         return self.store.read(self.journal_name)[1]
 
     @property

@@ -8,6 +8,7 @@ The description tells the symptom only.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, nearest
+from engine.errors import ConfigError, MachineError, nearest
 from workbench import paths
 
 REPAIR, HARMLESS = "repair", "harmless"
@@ -176,8 +177,7 @@ def read(path: Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, breaks the schema, or names something that does not exist.
     """
-    import yaml
-
+    yaml = _library("yaml")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
@@ -206,8 +206,7 @@ def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
 
 def schema_faults(raw: Any) -> Iterator[str]:
     """Yield what breaks the schema, one sentence each."""
-    import jsonschema
-
+    jsonschema = _library("jsonschema")
     schema = json.loads((folder() / "schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft202012Validator(schema)
     for error in sorted(validator.iter_errors(raw), key=lambda error: error.json_path):
@@ -323,3 +322,17 @@ def _unknown(
         inspect.signature(known[name]).bind(*(None,) * given, **arguments)
     except TypeError as wrong:
         yield f"{kind} {name}: {wrong}."
+
+
+def _library(name: str) -> Any:
+    """Import a library of the extra `ui`.
+
+    Raises:
+        MachineError: it is missing.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MachineError(
+            f"drills need {name}; install the extra with `pip install -e '.[ui]'`."
+        ) from None

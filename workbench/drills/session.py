@@ -30,7 +30,7 @@ from workbench.drills.checks import (
     measure,
 )
 from workbench.drills.injector import ACTIONS, Target
-from workbench.drills.probes import MEANINGS, ROWS, Readings
+from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable
 from workbench.drills.proof import hashes
 from workbench.drills.scenario import Call, Scenario
 from workbench.trace.recorder import Recorder
@@ -65,12 +65,12 @@ class Session:
         running: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take an engine whose sink is `discreet(window, …)`; nothing runs yet.
+        """Take an engine that records into `window`, discreetly; nothing runs yet.
 
         Args:
             scenario: the drill.
             engine: a fresh one, made for this drill.
-            window: what the engine records into.
+            window: what the engine's sink, a `Discreet`, passes events to.
             seed: in place of the scenario's: another layer, another expert.
             minutes: in place of the scenario's: how long the fault may last.
             running: requests kept running.
@@ -118,9 +118,11 @@ class Session:
         self._known = tuple(self._ask())
         readings = self.readings()
         probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
-        for probe in probes:
-            if key(probe) not in self.steady:
+        for probe in {key(probe): probe for probe in probes}.values():
+            try:
                 self.steady[key(probe)] = measure(probe, readings)
+            except Unreadable as wrong:
+                raise MachineError(f"the steady state cannot be measured: {wrong}") from None
         for probe in self.scenario.signals:
             verdict = judge(probe, readings, self.steady)
             if verdict.outcome == FAIL:

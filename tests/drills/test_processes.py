@@ -1,0 +1,191 @@
+"""The drill's process: reached from elsewhere, and never left behind, however its runner ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.errors import ConfigError, MachineError, RequestError
+from workbench import drills
+from workbench.drills.client import clean
+from workbench.drills.store import Store
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*words, state, **more):
+    line = [sys.executable, "-m", "workbench", "drill", *words, "--state", str(state)]
+    return subprocess.Popen(
+        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def said(*words, state):
+    process = command(*words, state=state)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def wait_for(truth, seconds=100):
+    until = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def runner(drill, state):
+    """Run `workbench drill run` until its drill has announced itself."""
+    process = command("run", drill, "--json", state=state)
+    store = Store.at(state)
+    try:
+        wait_for(lambda: store.current() is not None or process.poll() is not None)
+        facts = store.current()
+        assert facts is not None, process.communicate()
+        yield process, facts
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(facts):
+    pid = int(facts["process"].split(":")[0])
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.timeout(300)
+def test_a_drill_is_worked_on_from_a_second_terminal_and_ctrl_c_restores(tmp_path):
+    with runner("half-updated-table", tmp_path) as (process, facts):
+        assert (tmp_path / "current.json").stat().st_mode & 0o077 == 0
+        with drills.attach(tmp_path) as drill:
+            assert drill.briefing()["id"] == drill.id == "half-updated-table"
+            seen = drill.observe()
+            assert {s["outcome"] for s in seen["signals"]} == {"fail"}
+            assert drill.hint()["number"] == 1
+            with pytest.raises(RequestError, match="did you mean 'publish'"):
+                drill.act("publsh")
+            state = drill.state()
+            assert state["phase"] == "running" and state["clues"] == 1
+        code, out, err = said("act", "publish", state=tmp_path)
+        assert code == 0 and "table version" in out, err
+        code, out, err = said("check", "--json", state=tmp_path)
+        found = json.loads(out)["checks"]
+        assert code == 0 and {check["outcome"] for check in found.values()} == {"pass"}, err
+        refused = said("run", "hot-expert", state=tmp_path)
+        assert refused[0] == 1 and "is running" in refused[2]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    result = json.loads(out)
+    assert process.returncode == 0, err
+    assert result["proof"]["restored"] and "SIGINT" in result["reason"] and not result["grade"]
+    assert ended(facts) and Store.at(tmp_path).current() is None
+    _, journal = Store.at(tmp_path).read()
+    assert [e["act"] for e in journal["events"] if e["what"] == "act"] == ["publish"]
+
+
+@pytest.mark.timeout(300)
+def test_killing_the_runner_ends_the_engine_and_reset_is_idempotent(tmp_path):
+    with runner("hot-expert", tmp_path) as (process, facts):
+        process.kill()
+        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 20)
+    assert Store.at(tmp_path).current() is not None
+    with pytest.raises(MachineError, match="no drill is running"):
+        drills.attach(tmp_path)
+    first, second = drills.reset(tmp_path), drills.reset(tmp_path)
+    assert first["found"] == "hot-expert" and "gone" in first["how"]
+    assert second == {"found": None, "how": "no drill was running", "proof": None}
+    assert Store.at(tmp_path).read()[1]["ended"]
+    code, out, _ = said("report", state=tmp_path)
+    assert code == 0 and "has gone" in Path(out.strip()).read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_reset_restores_a_living_drill_and_proves_it(tmp_path):
+    with runner("hot-expert", tmp_path) as (_process, facts):
+        done = drills.reset(tmp_path)
+        assert done["found"] == "hot-expert" and done["proof"]["restored"]
+        wait_for(lambda: ended(facts), 20)
+    assert drills.reset(tmp_path)["found"] is None
+
+
+@pytest.mark.slow
+def test_reset_ends_a_drill_that_does_not_answer(tmp_path):
+    with runner("hot-expert", tmp_path) as (_process, facts):
+        os.kill(int(facts["process"].split(":")[0]), signal.SIGSTOP)
+        done = drills.reset(tmp_path)
+        assert done["found"] == "hot-expert" and "did not answer" in done["how"]
+        wait_for(lambda: ended(facts), 20)
+    assert drills.reset(tmp_path)["found"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_to_the_runner_restore_as_well(tmp_path, number):
+    with runner("routing-jitter", tmp_path) as (process, facts):
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["proof"]["restored"] and ended(facts)
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_drills_own_process_restores_too(tmp_path):
+    with runner("hot-expert", tmp_path) as (process, facts):
+        os.kill(int(facts["process"].split(":")[0]), signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["proof"]["restored"] and "SIGTERM" in json.loads(out)["reason"]
+
+
+@pytest.mark.slow
+def test_the_lease_ends_a_forgotten_drill(tmp_path):
+    with drills.start("half-updated-table", state=tmp_path, minutes=0.05) as drill:
+        wait_for(lambda: not drill.running, 60)
+        result = drill.journal()["result"]
+    assert result["reason"] == "the time is up" and result["proof"]["restored"]
+
+
+@pytest.mark.slow
+def test_a_drill_is_passed_through_the_python_interface(tmp_path):
+    with drills.start("routing-jitter", state=tmp_path) as drill:
+        drill.act("smooth", bonus=1.2)
+        drill.diagnose("restless-gate")
+        result = drill.finish()
+    assert result["grade"]["passed"], result
+    assert result["proof"]["restored"] and Store.at(tmp_path).current() is None
+
+
+def test_what_a_dead_drill_left_is_cleared_and_a_running_one_is_not(tmp_path):
+    store = Store.at(tmp_path)
+    assert not clean(store)
+    with store.locked():
+        store.announce({"drill": "hot-expert", "journal": "a"})
+        assert not clean(store) and store.current()
+        with pytest.raises(MachineError, match="hot-expert is running"), store.locked():
+            pass
+    assert store.current() is None
+    store.announce({"drill": "hot-expert", "journal": "a"})
+    assert clean(store) and not clean(store)
+    assert store.read("a")[1]["ended"]
+
+
+def test_half_a_state_file_is_read_as_none(tmp_path):
+    store = Store.at(tmp_path)
+    (tmp_path / "current.json").write_text('{"drill": "hot')
+    assert store.current() is None and drills.reset(tmp_path)["found"] is None
+    with pytest.raises(MachineError, match="no journal"):
+        store.read()
+
+
+def test_bad_requests_are_refused_before_a_process_is_started(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean"):
+        drills.start("hot-exprt", state=tmp_path)
+    assert not (tmp_path / "current.json").exists()
