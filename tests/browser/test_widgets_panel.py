@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.widgets.examples import PartTokens, long_request
-from tests.widgets.panel_page import brightness, pixel, served
+from tests.widgets.panel_page import SETTLED_MS, brightness, pixel, served
 from workbench.widgets import (
     MapSpec,
     decode_frame,
@@ -40,6 +40,7 @@ def opened(visit, shown, theme="light"):
     visit.page.goto(f"{shown.url}?theme={theme}")
     visit.page.locator(".trw-stepper[data-token]").wait_for()
     visit.page.locator(".trw-notice", has_text="Waiting").first.wait_for()
+    visit.page.wait_for_timeout(SETTLED_MS)
     return visit.page
 
 
@@ -64,7 +65,6 @@ def test_pixels_change_and_the_line_says_the_data(visit, shown):
     assert page.locator(".trw-value").first.inner_text().startswith("Highest:")
 
     # The browser's word came back, and the table says the same.
-    page.wait_for_function("() => true")
     page.wait_for_timeout(200)
     assert shown.widgets[0].ack == 2 and shown.widgets[0].feed.num_skipped == 0
     canvas.focus()
@@ -186,14 +186,13 @@ def test_sharp_on_a_fine_screen_and_fitted_to_its_width(browser, shown):
     page.goto(shown.url)
     shown_map = page.locator("canvas").nth(1)
     shown_map.wait_for()
-    page.wait_for_timeout(500)
+    page.wait_for_timeout(SETTLED_MS)
     shown.call(lambda: shown.widgets[1].draw(np.zeros(SHAPE)))
     page.locator('.trw-map[data-seq="1"]').wait_for()
     size = shown_map.evaluate("c => [c.width, c.clientWidth, c.height, c.clientHeight]")
     assert size[0] == 2 * size[1] and size[2] == 2 * size[3]
     shown.call(lambda: setattr(shown.widgets[1], "width", 500))
     shown.call(lambda: setattr(shown.widgets[1], "sizing_mode", None))
-    page.wait_for_function("() => true")
     page.wait_for_timeout(600)
     after = shown_map.evaluate("c => [c.width, c.clientWidth]")
     assert after[1] < size[1] and after[0] == 2 * after[1]
@@ -208,6 +207,7 @@ def test_a_hidden_tab_still_takes_frames(visit, shown):
     page = visit.page
     page.goto(shown.url)
     page.locator(".trw-stepper[data-token]").wait_for(state="attached")
+    page.wait_for_timeout(SETTLED_MS)
     shown.call(lambda: shown.widgets[1].draw(np.ones(SHAPE)))
     page.locator('.trw-map[data-seq="1"]').wait_for(state="attached")
     page.wait_for_timeout(200)

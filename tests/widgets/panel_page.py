@@ -15,6 +15,11 @@ from tornado.ioloop import IOLoop
 GROUNDS = {"light": "#f6f6f3", "dark": "#0e1113"}
 
 
+SETTLED_MS = 700
+"""How long after it is drawn a page goes on telling the server about itself (size, dark mode, time
+zone). A change that Panel 1.9 is given in between may reach the browser only with the next one."""
+
+
 class Shown:
     """The page: its address, and the widgets of the session opened last."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from tests.widgets.examples import PartTokens, long_request
-from tests.widgets.panel_page import served
+from tests.widgets.panel_page import SETTLED_MS, served
 from workbench.widgets import load_spec, map_pane, show_steps, stepper_pane
 
 
@@ -34,6 +34,7 @@ def look(shown):
         page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
         page.goto(shown.url)
         page.locator(".trw-notice", has_text="Waiting for the first frame").wait_for()
+        page.wait_for_timeout(SETTLED_MS)
 
         values = np.ones((4, 8))
         values[2, 5] = 3.0
