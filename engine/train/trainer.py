@@ -167,6 +167,7 @@ def train(
 ) -> None:
     """Run the remaining steps; write `checkpoint.pt` and `history.jsonl` in `folder`."""
     config = trainer.config
+    _forget_after(folder / HISTORY, trainer.num_done)
     started, first = time.perf_counter(), trainer.num_done
     average: float | None = None
     while trainer.num_done < config.num_steps:
@@ -198,6 +199,14 @@ def train(
             }
             _append(folder / HISTORY, entry)
             say(f"held-out bits per byte: {entry['bits_per_byte']}")
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop the checks of steps that a resumed run will take again."""
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        path.write_text("".join(kept), encoding="utf-8")
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:

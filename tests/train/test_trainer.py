@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,11 @@ def test_a_run_reports_checks_saves_and_continues(
     assert sum("tokens/s" in line for line in said) == 3
     assert len((tmp_path / HISTORY).read_text().splitlines()) == 2
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 5
+    # Interrupted after a check that no checkpoint remembers, it is checked again, but listed once.
+    trainer.num_done = 3
+    train(trainer, tmp_path, small, token_bytes(tokenizer), reporting, said.append)
+    history = (tmp_path / HISTORY).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in history] == [4, 5]
 
 
 def test_the_command_trains_distils_and_writes_a_folder(
