@@ -124,7 +124,11 @@ def _chart(
     def y(value: float) -> float:
         return round(_HEIGHT * (1 - min(value, top) / top), 1)
 
-    line = " ".join(f"{x(at)},{y(value)}" for at, value in points)
+    acted = [e["at_s"] for e in events if e["what"] == "act"]
+    lines = "".join(
+        f"<polyline points='{' '.join(f'{x(at)},{y(value)}' for at, value in stretch)}' />"
+        for stretch in _stretches(points, acted)
+    )
     acts = "".join(
         f"<line class=act x1={x(e['at_s'])} x2={x(e['at_s'])} y1=0 y2={_HEIGHT}>"
         f"<title>{_text(e['said'])}</title></line>"
@@ -140,10 +144,23 @@ def _chart(
         f"<title>{words}</title>"
         f"<rect class=right x=0 width={_WIDTH} y={y(high)} "
         f"height={max(1.0, round(y(low) - y(high), 1))} />{acts}"
-        f"<polyline points='{line}' /></svg><figcaption>{words} <small>"
+        f"{lines}</svg><figcaption>{words} <small>"
         f"{_text(signal['formula'])}; measured, {_number(points[0][0])} to {_number(end)} s; "
         "shaded: right; dashed: an act</small></figcaption></figure>"
     )
+
+
+def _stretches(
+    points: Sequence[tuple[float, float]], acted: Sequence[float]
+) -> list[list[tuple[float, float]]]:
+    """Cut the points wherever somebody acted in between: each act begins new evidence."""
+    stretches: list[list[tuple[float, float]]] = []
+    for at, value in points:
+        last = stretches[-1][-1][0] if stretches else -1.0
+        if not stretches or any(last < when <= at for when in acted):
+            stretches.append([])
+        stretches[-1].append((at, value))
+    return stretches
 
 
 def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
@@ -224,7 +241,7 @@ th, td { padding: .45rem .6rem .45rem 0; border-bottom: 1px solid var(--line);
 small { display: block; color: var(--soft); font-size: .86rem }
 tr.good td:first-child { color: var(--good) } tr.bad td:first-child { color: var(--bad) }
 tr.open td:first-child { color: var(--open) }
-td:first-child { white-space: nowrap }
+td:first-child, .proof td:nth-child(3) { white-space: nowrap }
 figure { margin: 0 0 1.4rem } figcaption { font-size: .94rem }
 svg { width: 100%; height: 7.5rem; background: var(--card); border: 1px solid var(--line);
   border-radius: .4rem }

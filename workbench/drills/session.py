@@ -141,6 +141,9 @@ class Session:
         """Register the undo, then run the method; the lease runs from here."""
         self._undo = list(self.scenario.rollbacks)
         self._note("undo registered", actions=[call.name for call in self._undo])
+        warmed_s = self.elapsed_s
+        for event in self.events:  # time counts from the fault; what was before is negative
+            event["at_s"] = round(event["at_s"] - warmed_s, 2)
         self._began = self._clock()
         for call in self.scenario.method:
             ACTIONS[call.func](self._target, **call.arguments)
@@ -277,10 +280,10 @@ class Session:
                 self.check()
                 marks = grade(self.scenario, self.diagnosis, self.verdicts, len(self.acts))
         finally:
-            self.phase = "ended"
             self._ended_s = self._clock() - self._began
+            self.phase = "ended"
+            self._note("ended", reason=reason)
             proof = self.restore()
-        self._note("ended", reason=reason)
         self.result = {
             "drill": self.scenario.id,
             "reason": reason,
