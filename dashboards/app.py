@@ -18,7 +18,7 @@ from tornado.web import RequestHandler
 
 from dashboards import theme as themes
 from dashboards.page import Page
-from dashboards.pages import now
+from dashboards.pages import experts, now
 from dashboards.source import Source
 from engine.errors import MachineError
 
@@ -36,7 +36,10 @@ class Route(NamedTuple):
     build: Build
 
 
-ROUTES = (Route("/", "Now", now.build),)
+ROUTES = (
+    Route("/", "Now", now.build),
+    Route("/experts", "Experts", experts.build),
+)
 """Path -> page. The order is that of the links on top of every page."""
 
 _TEMPLATE = (Path(__file__).parent / "template.html").read_text(encoding="utf-8")

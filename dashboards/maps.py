@@ -17,7 +17,13 @@ _BARE = """
 .trw-head { display: none; }
 .trw-legend { margin: 8px 0 8px; }
 .trw-table { position: absolute; inset: 46px 0 28px; max-height: none; }
-.trw-map { height: 100%; }
+.trw-map { height: 100%; container-type: inline-size; }
+.trw-legend, .trw-foot { flex-wrap: nowrap; }
+.trw-scale { min-width: 0; }
+.trw-foot span { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+@container (max-width: 540px) {
+  .trw-stamp, .trw-swatch, .trw-swatch + span { display: none; }
+}
 .trw-table:not([hidden]) + .trw-foot { position: absolute; bottom: 0; left: 0; right: 0; }
 """
 

@@ -36,25 +36,24 @@ class Window(Recorder):
     def packed(self, detail: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the control message `window`; safe while recording goes on.
 
+        `cost_ms` is the processor time it took.
+
         Raises:
             TraceError: no engine has started yet.
         """
-        return pack(self.trace())
+        began = time.thread_time()
+        answer = pack(self.trace())
+        return {**answer, "cost_ms": 1e3 * (time.thread_time() - began)}
 
 
 def pack(trace: Trace) -> dict[str, Any]:
-    """Return a trace as one flat answer: JSON values, and its columns as arrays.
-
-    `cost_ms` is the processor time it took to make.
-    """
-    began = time.thread_time()
+    """Return a trace as one flat answer: JSON values, and its columns as arrays."""
     words = {
         "start": records.pack(trace.start),
         "events": records.pack_events(trace),
         "dropped": records.pack(trace.dropped),
     }
-    answer = {**json.loads(records.to_json(words)), **trace.columns}
-    return {**answer, "cost_ms": 1e3 * (time.thread_time() - began)}
+    return {**json.loads(records.to_json(words)), **trace.columns}
 
 
 def unpack(answer: Mapping[str, Any]) -> Trace:
