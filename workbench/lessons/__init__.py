@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from workbench.lessons.environment import check_environment
     from workbench.lessons.exercises import check, solution
     from workbench.lessons.exhibits import domain_map, figure, live_map, load_map, stepper
-    from workbench.lessons.levels import levels
+    from workbench.lessons.four_levels import levels
     from workbench.lessons.note import Note
+    from workbench.lessons.quality import surprise
     from workbench.lessons.shuffle import shuffle_domains
     from workbench.lessons.small import Run, SmallEngine, mixed_prompts, small_engine
-    from workbench.lessons.surprise import surprise
     from workbench.lessons.way import seven_lines
 
 _HOMES = {
@@ -38,7 +38,7 @@ _HOMES = {
     "check_environment": "environment",
     "domain_map": "exhibits",
     "figure": "exhibits",
-    "levels": "levels",
+    "levels": "four_levels",
     "live_map": "exhibits",
     "load_map": "exhibits",
     "mixed_prompts": "small",
@@ -47,7 +47,7 @@ _HOMES = {
     "small_engine": "small",
     "solution": "exercises",
     "stepper": "exhibits",
-    "surprise": "surprise",
+    "surprise": "quality",
 }
 __all__ = [
     "Note",

@@ -142,7 +142,7 @@ def domain_map(frame: pd.DataFrame, layer: int) -> Any:
     spec = widgets.MapSpec(
         title=f"Who goes where in layer {layer}",
         rows=tuple(domain_name(domain) for domain in grid.index),
-        row_name="",
+        row_name="domain",
         unit="× fair share",
         short_unit="×",
         marks=((0.0, "idle"), (1.0, "fair share"), (2.0, "2×"), (widgets.LOAD_TOP, "4× or more")),

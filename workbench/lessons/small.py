@@ -12,7 +12,6 @@ from engine.events import Decision
 from engine.model.tokenizer import Tokenizer
 from engine.runtime.control import Control
 from workbench import paths
-from workbench.prompts import SAMPLES
 from workbench.trace import Recorder, Trace
 from workbench.traffic import corpus_prompts
 
@@ -146,10 +145,6 @@ class SmallEngine:
         finally:
             self.control.clear_policy()
 
-    def close(self) -> None:
-        """Abort what still runs."""
-        self.engine.close()
-
     def _together(
         self,
         pairs: Sequence[Labelled],
@@ -168,10 +163,12 @@ class SmallEngine:
         return tuple(done[request] for request in waiting)
 
     def _add(self, domain: str, text: str, params: SamplingParams, keep: bool) -> int:
-        ids = self.tokenizer.encode(text) if keep and text else ()
-        # The last new token is written but not run: it has no decision.
-        length = max(len(ids), len(ids) + (params.max_tokens or 0) - 1)
-        return self.engine.add(text, params, label=domain, watch=range(length))
+        watch = range(0)
+        if keep:
+            prompt = len(self.tokenizer.encode(text))
+            # The last new token is written but not run: it has no decision.
+            watch = range(max(prompt, prompt + (params.max_tokens or 0) - 1))
+        return self.engine.add(text, params, label=domain, watch=watch)
 
 
 def small_engine(model: str = paths.DEFAULT_MODEL, *, num_devices: int = 4) -> SmallEngine:
@@ -195,8 +192,3 @@ def mixed_prompts(per_domain: int = 6, *, seed: int = 0) -> list[Labelled]:
         ConfigError: the corpus is missing.
     """
     return [(prompt.domain, prompt.text) for prompt in corpus_prompts(per_domain, seed)]
-
-
-def sample_prompts() -> list[Labelled]:
-    """Return one short text of each domain."""
-    return list(SAMPLES)

@@ -16,11 +16,11 @@ WANTED_SHARE = 0.5
 
 def read_stepper(answer: Any, run: Run, position: int, layer: int) -> str:
     """Check the experts one token went to in one layer, best first."""
-    if not isinstance(answer, tuple | list) or not all(isinstance(e, int) for e in answer):
+    if not isinstance(answer, tuple | list):
         raise CannotRun(
             f"The answer must be a pair of experts such as (0, 1); it is {described(answer)}."
         )
-    said = tuple(answer)
+    said = tuple(whole(expert, "a pair of experts") for expert in answer)
     place = run.trace.start.moe_layers.index(layer)
     ways = _ways(run, position)
     right = ways[place]
@@ -114,7 +114,7 @@ answer = tuple(run.decision(position, layer).topk_ids.tolist())
 answer = None
 """,
         solution="""
-own = shares[(shares["domain"] == "py") & (shares["layer"] == 3)]
+own = shares[(shares["domain"] == "en") & (shares["layer"] == 3)]
 answer = int(own.loc[own["rows"].idxmax(), "expert"])
 """,
         verify=read_map,

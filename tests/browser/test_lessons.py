@@ -1,0 +1,106 @@
+"""The lessons in a real JupyterLab, opened as `workbench lab` opens them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.browser.lab import Notebook
+from tests.notebooks.books import read
+from workbench.lab import running_lab
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+CURRENT = "window.jupyterapp.shell.currentWidget"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    more = {"LabApp": {"expose_app_in_browser": True}}
+    with running_lab(port=9300, settings=tmp_path_factory.mktemp("lab"), more=more) as (_, url):
+        yield url
+
+
+def opened(visit, url: str, name: str) -> Notebook:
+    visit.page.set_default_timeout(120_000)
+    visit.page.set_viewport_size({"width": 1360, "height": 1000})
+    visit.page.goto(url)  # with the token, once: then the page has its cookie
+    notebook = Notebook(visit.page, url.split("lab/tree")[0], f"notebooks/{name}.ipynb")
+    notebook.run_all()
+    return notebook
+
+
+def leave(visit, notebook: Notebook) -> None:
+    """Throw away what was run, so that the files stay as they are; end the kernel."""
+    visit.page.evaluate(f"() => {CURRENT}.context.revert().then(() => null)")
+    visit.page.evaluate(f"() => {CURRENT}.sessionContext.shutdown().then(() => null)")
+    # A slow start is no fault of the lessons.
+    visit.complaints[:] = [c for c in visit.complaints if "ms to activate" not in c]
+
+
+def show(page, cell_id: str, name: str) -> None:
+    """Scroll a cell into view; JupyterLab draws the others when they are needed."""
+    place = [cell.id for cell in read(name).cells].index(cell_id)
+    page.evaluate(f"place => {CURRENT}.content.scrollToItem(place, 'smart')", place)
+
+
+def test_the_address_opens_the_first_lesson_and_nothing_pops_up(visit, lab):
+    page = visit.page
+    page.set_default_timeout(120_000)
+    page.goto(lab)
+    page.locator("h1", has_text="Start here").wait_for()
+    page.wait_for_timeout(2_000)
+    assert page.locator(".jp-Dialog").count() == 0
+    assert page.locator(".Toastify__toast").count() == 0
+    page.evaluate(f"() => {CURRENT}.sessionContext.shutdown().then(() => null)")
+    visit.complaints[:] = [c for c in visit.complaints if "ms to activate" not in c]
+    visit.assert_clean()
+
+
+def test_a_token_is_stepped_with_the_arrow_keys_and_the_notebook_stays(visit, lab):
+    name = "01_what_is_routed"
+    notebook = opened(visit, lab, name)
+    page = visit.page
+    assert notebook.errors() == []
+    show(page, "stepper", name)
+    stepper = page.locator(".trw-stepper[data-token]")
+    stepper.wait_for()
+    assert stepper.get_attribute("data-token") == "4"
+    stepper.locator(".trw-chip").nth(2).click()
+    active, cells = notebook.active_cell, notebook.num_cells
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Space", "b", "a", "x"):
+        page.keyboard.press(key)
+    focus = [stepper.get_attribute(f"data-{part}") for part in ("token", "layer", "stage")]
+    assert focus == ["4", "3", "select"]
+    assert (notebook.active_cell, notebook.num_cells) == (active, cells)
+    leave(visit, notebook)
+    visit.assert_clean()
+
+
+@pytest.mark.parametrize(("theme", "bright"), [("Light", True), ("Dark", False)])
+def test_the_first_lesson_shows_each_figure_once_in_the_colours_of_the_page(
+    visit, lab, theme, bright
+):
+    name = "00_start_here"
+    notebook = opened(visit, lab, name)
+    page = visit.page
+    assert notebook.errors() == []
+    notebook.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+    show(page, "domains-figure", name)
+    shown = page.locator(".js-plotly-plot:visible")
+    shown.first.wait_for()
+    page.wait_for_timeout(1_000)
+    seen = [box for plot in shown.all() if (box := plot.bounding_box()) and box["height"] > 300]
+    visible = page.evaluate(
+        """() => [...document.querySelectorAll(".js-plotly-plot")]
+          .filter(plot => getComputedStyle(plot).visibility === "visible")
+          .map(plot => getComputedStyle(plot.querySelector(".main-svg")).backgroundColor)"""
+    )
+    assert len(visible) == 1 and len(seen) == 1
+    red = int(re.findall(r"\d+", visible[0])[0])
+    assert (red > 200) == bright
+    width = page.evaluate(f"() => {CURRENT}.content.node.clientWidth")
+    assert seen[0]["width"] > 0.7 * width
+    leave(visit, notebook)
+    visit.assert_clean()
