@@ -165,7 +165,7 @@ def _stretches(
 
 def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
     lines = "".join(
-        f"<li><time>{event['at_s']:.1f} s</time> <b>{_text(event['what'])}</b> "
+        f"<li><time>{round(event['at_s'], 1) + 0.0:.1f} s</time> <b>{_text(event['what'])}</b> "
         f"{_text(_detail(event))}</li>"
         for event in events
     )
