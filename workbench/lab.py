@@ -64,7 +64,7 @@ def lab(
         ConfigError: an option has a value that is not allowed.
         MachineError: a package or the notebook is missing, or JupyterLab did not start or ended.
     """
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
     end = time.monotonic() + seconds if seconds is not None else float("inf")
     try:
