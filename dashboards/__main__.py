@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(address: tuple[str, int], key: bytes, port: int) -> int:
     from dashboards.app import make_server
+    from dashboards.pages import drills
     from dashboards.source import LiveSource
 
     source = LiveSource(address, key)
@@ -43,6 +44,7 @@ def _serve(address: tuple[str, int], key: bytes, port: int) -> int:
     server.start()
     print(json.dumps({"url": f"http://127.0.0.1:{server.port}/"}), flush=True)
     server.io_loop.start()
+    drills.ROOM.close()
     source.close()
     return 0
 

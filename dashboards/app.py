@@ -18,7 +18,7 @@ from tornado.web import RequestHandler
 
 from dashboards import theme as themes
 from dashboards.page import Page
-from dashboards.pages import experts, now
+from dashboards.pages import drills, experts, now, step
 from dashboards.source import Source
 from engine.errors import MachineError
 
@@ -39,6 +39,8 @@ class Route(NamedTuple):
 ROUTES = (
     Route("/", "Now", now.build),
     Route("/experts", "Experts", experts.build),
+    Route("/step", "Step", step.build),
+    Route("/drills", "Drills", drills.build),
 )
 """Path -> page. The order is that of the links on top of every page."""
 

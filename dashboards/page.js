@@ -36,6 +36,8 @@ function render({ model, el }) {
       }
     }
     for (const name of CHILDREN) place(name);
+    // A child that had no place before has not been drawn yet.
+    if (root.isConnected) model.view.render_children();
     for (const element of root.querySelectorAll("[data-send]")) {
       const kind = /^(SELECT|INPUT|TEXTAREA)$/.test(element.tagName) ? "change" : "click";
       element.addEventListener(kind, () => {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -122,16 +122,14 @@ class Session:
     def later(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Run `work` on another thread and `then` here; a refusal becomes the notice."""
 
-        async def run() -> None:
+        async def run(result: Awaitable[T]) -> None:
             try:
-                result = await asyncio.to_thread(work)
+                then(await result)
+                self.notice = ""
             except WorkbenchError as refusal:
                 self.notice = str(refusal)
-            else:
-                self.notice = ""
-                then(result)
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(run(asyncio.to_thread(work)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,9 +148,10 @@ def importable() -> list[str]:
 
 
 def python(source: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    # Other tests of this process may have set what importing sets.
+    clean = {key: value for key, value in os.environ.items() if key not in SET_BY_LIBRARIES}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

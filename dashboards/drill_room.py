@@ -1,0 +1,166 @@
+"""The one drill this dashboard holds: listed, started, joined, asked, let go.
+
+A drill's engine is a process of its own (`workbench.drills`); this keeps its handle for all
+sessions of the page. Everything here may block for seconds, so pages call it from other threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import MachineError, RequestError, WorkbenchError
+
+NONE, STARTING, RUNNING, ENDED = "none", "starting", "running", "ended"
+"""The phases of the room."""
+STATE_AGE_S = 0.8
+ASKS = ("observe", "act", "diagnose", "check", "hint", "finish")
+
+
+class DrillRoom:
+    """Holds at most one drill; from any thread."""
+
+    def __init__(self) -> None:
+        self.phase = NONE
+        self.starting = ""
+        """Title of the drill that is being started."""
+        self.briefing: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
+        self.seen: dict[str, Any] = {}
+        """The newest answer to each of `ASKS`."""
+        self.clues: list[str] = []
+        self.diary: list[str] = []
+        """What was done, newest last."""
+        self.count = 0
+        """Grows with every change."""
+        self._drill: Any = None
+        self._lock = threading.RLock()
+        self._read_at = 0.0
+        self._listed: tuple[dict[str, Any], ...] = ()
+
+    def list(self) -> tuple[dict[str, Any], ...]:
+        """Return the briefing of every drill, easiest first.
+
+        Raises:
+            ConfigError: a drill's file is not valid.
+        """
+        from workbench import drills
+
+        with self._lock:
+            if not self._listed:
+                self._listed = tuple(drills.find(d["id"]).briefing for d in drills.list())
+            return self._listed
+
+    def start(self, drill: str, **options: Any) -> None:
+        """Start a drill; returns when its fault acts.
+
+        Raises:
+            ConfigError: there is no such drill.
+            MachineError: another one runs, or it could not start.
+        """
+        from workbench import drills
+
+        with self._lock:
+            if self.phase in (STARTING, RUNNING):
+                raise MachineError("a drill is running on this page already; finish it first.")
+            self.starting = drills.find(drill).title
+            self._to(STARTING)
+        try:
+            found = drills.start(drill, **options)
+        except BaseException:
+            self._to(NONE)
+            raise
+        self._take(found)
+        with contextlib.suppress(RequestError):
+            self.ask("observe")
+
+    def join(self) -> None:
+        """Join the drill that was started in a terminal, if there is one."""
+        from workbench import drills
+
+        if self.phase in (NONE, ENDED):
+            with contextlib.suppress(WorkbenchError):
+                self._take(drills.attach())
+
+    def ask(self, name: str, *args: Any, **detail: Any) -> Mapping[str, Any]:
+        """Ask the drill for one of `ASKS`.
+
+        Raises:
+            RequestError: it refused, or there is none.
+            WorkbenchError: what was asked is not allowed.
+        """
+        assert name in ASKS, name
+        if self._drill is None:
+            raise RequestError("no drill is running here; start one first.")
+        answer: Mapping[str, Any] = getattr(self._drill, name)(*args, **detail)
+        self.seen[name] = {**answer, "acts": len(self.diary)}
+        if name == "hint" and answer["clue"] not in self.clues:
+            self.clues.append(answer["clue"])
+        if name == "act":
+            self.diary.append(answer["said"])
+            self.seen.pop("check", None)
+        if name == "finish":
+            self._end()
+        else:
+            self.refresh(now=True)
+        self.count += 1
+        return answer
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Read the drill's state if the last is old; notice an end by itself."""
+        with self._lock:
+            drill = self._drill
+            if drill is None or not (now or time.monotonic() - self._read_at > STATE_AGE_S):
+                return
+            self._read_at = time.monotonic()
+        try:
+            state = drill.state()
+        except RequestError:
+            if not drill.running:
+                self._end()
+            return
+        changed = state != self.state
+        self.state = state
+        if state["phase"] == "ended":
+            # Its time was up: the result is there for the asking.
+            with contextlib.suppress(RequestError):
+                self.seen["finish"] = drill.finish()
+            self._end()
+        elif changed:
+            self.count += 1
+
+    def leave(self) -> None:
+        """Go back to the list once a drill has ended."""
+        if self.phase == ENDED:
+            self._to(NONE)
+
+    def close(self) -> None:
+        """Let go; a drill started here is ended and restored."""
+        drill, self._drill = self._drill, None
+        if drill is not None:
+            with contextlib.suppress(WorkbenchError):
+                drill.close()
+
+    def _take(self, drill: Any) -> None:
+        briefing = drill.briefing()
+        with self._lock:
+            self._drill, self.briefing = drill, briefing
+            self.seen, self.clues, self.diary = {}, [], []
+            self.state = drill.state()
+            self._to(RUNNING)
+
+    def _end(self) -> None:
+        with self._lock:
+            drill, self._drill = self._drill, None
+            if drill is None:
+                return
+            self._to(ENDED)
+        with contextlib.suppress(WorkbenchError):
+            drill.close()
+
+    def _to(self, phase: str) -> None:
+        self.phase = phase
+        self.count += 1

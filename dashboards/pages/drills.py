@@ -1,0 +1,284 @@
+"""The page *Drills*: find and repair a fault in a running engine, and see that all is as it was.
+
+The drill's engine is a process of its own beside the one that the other pages show; this page sees
+of it what an operator would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from dashboards import acts, readings
+from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
+from dashboards.maps import PageMap
+from dashboards.session import Fetched, Session, builder
+from dashboards.source import Snapshot
+from workbench.widgets import MapSpec, fair_shares, load_spec
+
+READ_EVERY_S = 1.0
+NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY = 4, 6, 3, 6
+MARKS = {"pass": ("✓", "good"), "fail": ("■", "bad"), "could not run": ("?", "warn")}
+"""Outcome -> symbol and colour role; the outcome's word stands beside them."""
+ROOM = DrillRoom()
+"""The drill of this process, for all who look."""
+
+
+class Drills(Session):
+    """One session of the page."""
+
+    title = "Drills"
+    template = "drills.html"
+    room = ROOM
+
+    def setup(self) -> dict[str, Any]:
+        """Make both maps."""
+        self.listed: Fetched[tuple[dict[str, Any], ...]] = Fetched(self, self._list, 3600.0)
+        self.polled: Fetched[int] = Fetched(self, self._poll, READ_EVERY_S)
+        self.busy = ""
+        self._drawn: Any = None
+        self.map, self.devices = PageMap(self.theme), PageMap(self.theme)
+        self.map.fit(250)
+        self.devices.fit(250)
+        return {"figure": self.map.pane, "second": self.devices.pane}
+
+    def layout(self, snapshot: Snapshot) -> Hashable:
+        """The skeleton depends on how far the drill is."""
+        return self.room.phase, self.room.briefing.get("id"), self.listed.count
+
+    def parts(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return what the present phase is made of."""
+        room = self.room
+        parts = {"phase": room.phase, "listed": self.listed.value or (), "briefing": room.briefing}
+        if room.phase == RUNNING:
+            parts |= {
+                "forms": acts.forms(),
+                "signals": range(NUM_SIGNALS),
+                "checks": range(NUM_CHECKS),
+                "clues": range(NUM_CLUES),
+                "diary": range(NUM_DIARY),
+            }
+        if room.phase == ENDED:
+            parts["end"] = ending(room.seen.get("finish"), room.briefing)
+        return parts
+
+    def news(self, snapshot: Snapshot) -> tuple[Any, ...]:
+        """Draw again also when the drill has changed."""
+        self.listed.refresh()
+        self.polled.refresh()
+        return (*super().news(snapshot), self.room.count, self.listed.count, self.busy)
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Draw the load of experts and devices as last measured."""
+        seen = self.room.seen.get("observe")
+        if seen is None or seen is self._drawn:
+            return
+        self._drawn = seen
+        counts_LE, rows_LG = np.array(seen["expert_counts"]), np.array(seen["device_rows"])
+        self.map.say(load_spec(range(len(counts_LE))))
+        self.map.draw(fair_shares(counts_LE))
+        self.devices.say(_device_spec(*rows_LG.shape))
+        self.devices.draw(fair_shares(rows_LG))
+
+    def on_action(self, name: str, value: Any) -> None:
+        """Do what the learner asks for."""
+        room = self.room
+        if name == "start" and isinstance(value, str):
+            self._do("Starting", lambda: room.start(value))
+        elif name == "observe":
+            self._do("Measuring", lambda: room.ask("observe"))
+        elif name == "check":
+            self._do("Checking", lambda: room.ask("check"))
+        elif name == "hint":
+            self._do("Asking", lambda: room.ask("hint"))
+        elif name == "finish":
+            self._do("Checking, grading, restoring", lambda: room.ask("finish"))
+        elif name == "leave":
+            room.leave()
+        elif name == "diagnose" and isinstance(value, dict) and "option" in value:
+            self._do("Noting", lambda: room.ask("diagnose", str(value["option"])))
+        elif name == "act" and isinstance(value, dict):
+            self._do("Acting", lambda: self._act(value))
+
+    def values(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return what the present phase says."""
+        room = self.room
+        common = {"busy": self.busy, "failure": self.listed.failure}
+        if room.phase == STARTING:
+            return {**common, "starting": room.starting}
+        if room.phase != RUNNING:
+            return common
+        seen, state = room.seen, room.state
+        left = int(state.get("left_s", 0))
+        chosen = room.briefing["options"].get(state.get("diagnosis"), "not yet named")
+        return {
+            **common,
+            "left": f"{left // 60}:{left % 60:02d} left",
+            "diagnosis": f"Named: {chosen}",
+            **_table(seen.get("observe"), len(room.diary)),
+            **_signals(room.briefing, seen.get("observe")),
+            **_checks(seen.get("check")),
+            **_lines("k", room.clues, NUM_CLUES),
+            **_lines("y", room.diary[-NUM_DIARY:], NUM_DIARY),
+            "no_diary": bool(room.diary),
+            "hint_word": f"Clue {min(len(room.clues) + 1, room.briefing['clues'])} "
+            f"of {room.briefing['clues']}",
+        }
+
+    # ---- inside
+
+    def _list(self) -> tuple[dict[str, Any], ...]:
+        return self.room.list()
+
+    def _poll(self) -> int:
+        """Follow the drill; join one that a terminal has started."""
+        if self.room.phase == NONE and self.polled.count % 3 == 1:
+            self.room.join()
+        self.room.refresh()
+        return self.room.count
+
+    def _act(self, typed: dict[str, Any]) -> Any:
+        form = next((form for form in acts.forms() if form.name == typed.get("act")), None)
+        if form is None:
+            return None
+        return self.room.ask("act", form.name, **acts.arguments(form, typed))
+
+    def _do(self, word: str, work: Any) -> None:
+        """Do one thing at a time, in the background."""
+        if self.busy:
+            return
+        self.busy = f"{word} …"
+
+        def done() -> Any:
+            try:
+                return work()
+            finally:
+                self.busy = ""
+
+        self.later(done, lambda answer: None)
+
+
+build = builder(Drills)
+
+
+def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last page says: points, cause, explanation and the proof by hash."""
+    if result is None:
+        return {"head": "The drill is gone, and its engine with it", "parts": [], "proof": []}
+    grade = result["grade"]
+    points = f"{grade['points']} of {grade['possible']} points" if grade else "not graded"
+    passed = bool(grade and grade["passed"])
+    return {
+        "head": f"{'✓ Passed' if passed else '■ Not passed' if grade else '■ Ended'}: {points}",
+        "tone": "good" if passed else "bad",
+        "reason": result["reason"],
+        "parts": [
+            (name, part["earned"], part["possible"])
+            for name, part in (grade["parts"] if grade else {}).items()
+        ],
+        "cause": briefing.get("options", {}).get(result["cause"], result["cause"]),
+        "solution": result["solution"],
+        "restored": result["proof"]["restored"],
+        "proof": [
+            (name, found["before"][:16], found["after"][:16], found["equal"])
+            for name, found in result["proof"]["hashes"].items()
+        ],
+    }
+
+
+def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str, Any]:
+    """Return one line for each signal; dashes before the first measurement."""
+    values: dict[str, Any] = {}
+    verdicts = {verdict["name"]: verdict for verdict in (seen or {}).get("signals", ())}
+    for at in range(NUM_SIGNALS):
+        name = briefing["signals"][at] if at < len(briefing["signals"]) else None
+        verdict = verdicts.get(name)
+        values |= {f"s{at}h": name is None, f"s{at}n": name or ""}
+        if verdict is None:
+            values |= {f"s{at}{x}": readings.NOTHING for x in "vbr"} | {f"s{at}o": ""}
+            values |= {f"s{at}c": "", f"s{at}f": ""}
+            continue
+        mark, tone = MARKS[verdict["outcome"]]
+        values |= {
+            f"s{at}v": _value(verdict["value"], verdict["unit"]),
+            f"s{at}b": _value(verdict["steady"], verdict["unit"]),
+            f"s{at}r": _range(verdict),
+            f"s{at}o": f"{mark} {verdict['outcome']}",
+            f"s{at}c": f"tone-{tone}",
+            f"s{at}f": verdict["formula"],
+        }
+    return values
+
+
+def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
+    found = list((seen or {}).get("checks", {}).values())
+    values: dict[str, Any] = {"no_checks": bool(found)}
+    for at in range(NUM_CHECKS):
+        verdict = found[at] if at < len(found) else None
+        values[f"c{at}h"] = verdict is None
+        if verdict is not None:
+            mark, tone = MARKS[verdict["outcome"]]
+            values |= {
+                f"c{at}o": f"{mark} {verdict['outcome']}",
+                f"c{at}c": f"tone-{tone}",
+                f"c{at}n": verdict["name"],
+                f"c{at}m": verdict["message"],
+            }
+    return values
+
+
+def _table(seen: dict[str, Any] | None, num_acts: int) -> dict[str, Any]:
+    """Say which table runs, whether it is the planned one, and what policy is in force."""
+    if seen is None:
+        return {"table": "", "policy": "", "rows": ""}
+    table, policy = seen["table"], seen["policy"]
+    same = table["sha256"] == table["planned"].get("sha256")
+    words = "as planned ✓" if same else f"■ planned was {str(table['planned'].get('sha256'))[:12]}"
+    set_now = [
+        f"{name} {value}" for name, value in policy.items() if value not in ([], 0, 0.0, None)
+    ]
+    return {
+        "table": f"v{table['version']}, hash {table['sha256'][:12]}, {words}",
+        "policy": "; ".join(set_now) or "nothing set",
+        "rows": f"measured over {readings.number(seen['rows'])} rows"
+        if seen["acts"] == num_acts
+        else "from before your last act: measure again",
+    }
+
+
+def _lines(place: str, lines: list[str], count: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for at in range(count):
+        values[f"{place}{at}h"] = at >= len(lines)
+        values[f"{place}{at}"] = lines[at] if at < len(lines) else ""
+    return values
+
+
+def _value(value: float | None, unit: str) -> str:
+    if unit == "share":
+        return readings.NOTHING if value is None else f"{readings.percent(value)} %"
+    return readings.number(value, 0 if unit == "count" else 2)
+
+
+def _range(verdict: dict[str, Any]) -> str:
+    low, high = verdict["low"], verdict["high"]
+    if low is None or high is None:
+        return readings.NOTHING
+    if low == high:
+        return _value(low, verdict["unit"])
+    return f"{_value(low, verdict['unit'])} – {_value(high, verdict['unit'])}"
+
+
+def _device_spec(layers: int, devices: int) -> MapSpec:
+    return MapSpec(
+        title="Load by layer and device",
+        rows=tuple(str(layer) for layer in range(layers)),
+        column_name="device",
+        columns=tuple(str(device) for device in range(devices)),
+        unit="× fair share",
+        short_unit="×",
+        marks=((0.0, "idle"), (1.0, "fair share"), (4.0, "4× or more")),
+        idle="Every device is idle",
+    )

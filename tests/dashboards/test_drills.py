@@ -1,0 +1,216 @@
+"""The page Drills: what it shows is what the drill answers; one thing is done at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench.drills
+from dashboards import acts
+from dashboards.app import frame_of
+from dashboards.drill_room import ENDED, NONE, RUNNING, DrillRoom
+from dashboards.pages.drills import Drills
+from engine.errors import ConfigError, MachineError, RequestError
+from workbench.drills.acts import ACTS
+from workbench.widgets import decode_frame, encode_frame, fair_shares
+
+COUNTS = [[60, 20, 20, 20], [30, 30, 30, 30]]
+SIGNAL = {
+    "name": "load of the busiest device", "outcome": "fail", "value": 2.28, "steady": 1.42,
+    "low": 1.0, "high": 1.9, "unit": "ratio", "formula": "max / mean", "message": "",
+}  # fmt: skip
+CHECK = {**SIGNAL, "name": "The devices share the work", "message": "One still has more."}
+
+
+class FakeDrill:
+    """Answers like a drill, from memory."""
+
+    def __init__(self, briefing: dict[str, Any]) -> None:
+        self._briefing = briefing
+        self.calls: list[tuple[Any, ...]] = []
+        self.phase, self.running, self.named = "running", True, None
+
+    def briefing(self) -> dict[str, Any]:
+        return self._briefing
+
+    def state(self) -> dict[str, Any]:
+        if not self.running:
+            raise RequestError("gone.")
+        return {"phase": self.phase, "left_s": 754.0, "diagnosis": self.named}
+
+    def observe(self) -> dict[str, Any]:
+        table = {"version": 3, "sha256": "ab" * 32, "planned": {"sha256": "cd" * 32}}
+        policy = {"banned": [], "forced": [], "bias": [], "smoothing": 1.2}
+        return {
+            "signals": [SIGNAL], "rows": 875, "expert_counts": COUNTS, "table": table,
+            "device_rows": [[80, 40], [60, 60]], "policy": policy,
+        }  # fmt: skip
+
+    def act(self, act: str, **arguments: Any) -> dict[str, Any]:
+        self.calls.append((act, arguments))
+        return {"said": f"did {act}"}
+
+    def diagnose(self, option: str) -> dict[str, Any]:
+        self.named = option
+        return {"diagnosis": option}
+
+    def check(self) -> dict[str, Any]:
+        return {"checks": {"devices": CHECK}}
+
+    def hint(self) -> dict[str, Any]:
+        return {"number": 1, "of": 3, "clue": "Count rows by expert."}
+
+    def finish(self, reason: str = "finished") -> dict[str, Any]:
+        proof = {"before": "a" * 64, "after": "a" * 64, "equal": True}
+        part = {"earned": 30, "possible": 30}
+        return {
+            "reason": reason, "cause": "hot-expert", "solution": "Because.",
+            "grade": {"passed": False, "points": 30, "possible": 100, "parts": {"cause": part}},
+            "proof": {"restored": True, "hashes": {"weights": proof}},
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self.running = False
+
+
+@pytest.fixture
+def drill(monkeypatch) -> Iterator[FakeDrill]:
+    fake = FakeDrill(workbench.drills.find("hot-expert").briefing)
+
+    def absent(*_: object) -> None:
+        raise MachineError("no drill is running.")
+
+    monkeypatch.setattr(workbench.drills, "start", lambda drill, **options: fake)
+    monkeypatch.setattr(workbench.drills, "attach", absent)
+    monkeypatch.setattr(Drills, "room", DrillRoom())
+    yield fake
+
+
+def visit(source: Any, *actions: tuple[str, Any]) -> Drills:
+    """Open the page, do one action after the other, each to its end."""
+
+    async def run() -> Drills:
+        page = Drills(source, "light", {}, frame_of({}, "light"))
+        for count, action in enumerate(actions, 1):
+            page.page.actions = [[count, *action]]
+            await settle(page)
+        await settle(page)
+        return page
+
+    async def settle(page: Drills) -> None:
+        for _ in range(3):
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            page.tick(anyway=True)
+
+    return asyncio.run(run())
+
+
+START = ("start", "hot-expert")
+
+
+def test_all_drills_are_listed_with_their_symptom_and_nothing_that_gives_it_away(source, drill):
+    skeleton = visit(source).page.skeleton
+    for listed in workbench.drills.list():
+        assert f'value="{listed["id"]}"' in skeleton
+        scenario = workbench.drills.find(listed["id"])
+        assert scenario.title in skeleton
+        assert scenario.solution[:40] not in skeleton and scenario.clues[0][:40] not in skeleton
+
+
+def test_a_started_drill_shows_what_an_operator_would_see(source, drill):
+    source.step(3)
+    page = visit(source, START)
+    values = page.page.values
+    assert page.room.phase == RUNNING and values["left"] == "12:34 left"
+    assert (values["s0v"], values["s0b"], values["s0r"]) == ("2.28", "1.42", "1.00 – 1.90")
+    assert values["s0o"] == "■ fail" and values["s0f"] == "max / mean"
+    assert values["s1v"] == "–", "a signal without an answer has no number"
+    assert "planned was cdcdcdcdcdcd" in values["table"] and values["policy"] == "smoothing 1.2"
+    shown = decode_frame(page.map.pane.frame).cells_RC
+    wanted = decode_frame(encode_frame(fair_shares(COUNTS), seq=1, time_s=0)).cells_RC
+    np.testing.assert_array_equal(shown, wanted)
+    assert page.page.skeleton.count('data-child="second"') == 1
+
+
+def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, drill):
+    page = visit(
+        source, START,
+        ("act", {"act": "force", "experts": "0, 7", "layer": ""}),
+        ("act", {"act": "smooth", "bonus": "1.5"}),
+        ("diagnose", {"option": "hot-expert"}),
+        ("hint", ""),
+        ("check", ""),
+    )  # fmt: skip
+    assert drill.calls == [("force", {"experts": [0, 7]}), ("smooth", {"bonus": 1.5})]
+    values = page.page.values
+    assert (values["y0"], values["y1"], values["y2h"]) == ("did force", "did smooth", True)
+    assert "lives on that device alone" in values["diagnosis"] and drill.named == "hot-expert"
+    assert values["k0"] == "Count rows by expert." and values["hint_word"] == "Clue 2 of 3"
+    assert (values["c0o"], values["c0m"]) == ("■ fail", "One still has more.")
+    assert "before your last act" in values["rows"], "old numbers are called old"
+
+
+def test_wrong_words_in_a_form_are_one_sentence_and_change_nothing(source, drill):
+    page = visit(source, START, ("act", {"act": "smooth", "bonus": "much"}))
+    assert "bonus ('much') must be a number for smooth." in page.page.values["reason"]
+    visit(source, ("act", {"act": "explode"}), ("act", "x"), ("diagnose", {}))
+    assert drill.calls == []
+
+
+def test_the_end_shows_points_cause_and_the_proof_and_leads_back(source, drill):
+    page = visit(source, START, ("finish", ""))
+    skeleton = page.page.skeleton
+    assert page.room.phase == ENDED and "■ Not passed: 30 of 100 points" in skeleton
+    assert "Restored, proven by hash" in skeleton and "aaaaaaaaaaaaaaaa…" in skeleton
+    assert "Because." in skeleton
+    page.room.leave()
+    page.tick(anyway=True)
+    assert page.room.phase == NONE and 'data-send="start"' in page.page.skeleton
+
+
+def test_a_drill_whose_time_is_up_or_whose_process_is_gone_ends_on_the_page(source, drill):
+    page = visit(source, START)
+    drill.phase = "ended"
+    page.room.refresh(now=True)
+    assert page.room.phase == ENDED and page.room.seen["finish"]["reason"] == "finished"
+    page.room.leave()
+    drill.phase, drill.running = "running", True
+    page = visit(source, START)
+    drill.running = False
+    page.room.refresh(now=True)
+    page.tick(anyway=True)
+    assert "The drill is gone" in page.page.skeleton
+
+
+def test_a_drill_that_cannot_start_says_why_and_the_list_stays(source, drill, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise MachineError("another drill runs.")
+
+    monkeypatch.setattr(workbench.drills, "start", refuse)
+    page = visit(source, START)
+    assert page.page.values["reason"] == "another drill runs." and page.room.phase == NONE
+
+
+def test_every_place_has_its_value_and_every_value_its_place_in_every_phase(source, drill):
+    for actions in ((), (START,), (("finish", ""),)):
+        page = visit(source, *actions)
+        wanted = set(re.findall(r'data-bind(?:-[a-z-]+)?="([^"]+)"', page.page.skeleton))
+        given = set(page.page.values) - {"beat"}
+        assert given - wanted <= {"busy", "failure"}
+        assert not {name for name in wanted - given if not re.fullmatch(r"c\d[ocnm]", name)}
+
+
+def test_every_act_has_a_form_that_gives_back_its_arguments():
+    forms = {form.name: form for form in acts.forms()}
+    assert set(forms) == set(ACTS)
+    move = acts.arguments(forms["move"], {"layer": "1", "expert": " 2 ", "device": "0"})
+    assert move == {"layer": 1, "expert": 2, "device": 0}
+    assert acts.arguments(forms["rebalance"], {}) == {}
+    for name, typed in [("move", {"layer": "1"}), ("force", {"experts": ","}), ("bias", {})]:
+        with pytest.raises(ConfigError):
+            acts.arguments(forms[name], typed)

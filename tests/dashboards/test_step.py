@@ -1,0 +1,201 @@
+"""The page Step: what it shows is what the step recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.app import frame_of
+from dashboards.pages.step import NUM_FULL, NUM_OTHER, Step
+from dashboards.source import Snapshot
+from engine import Engine, EngineConfig
+from engine.errors import RequestError
+from engine.events import Event
+from engine.runtime.telemetry import Aggregator
+from workbench import paths
+from workbench.trace import Trace
+from workbench.traffic import Prompt, Traffic
+from workbench.window import Window
+
+
+class EngineSource:
+    """A real engine and its recent past, in this very thread."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.sums, self.recorder = Aggregator(), Window()
+        config = EngineConfig(model=paths.model_folder(paths.DEFAULT_MODEL), num_devices=4)
+        self.engine = Engine(config, sink=self)
+        self.traffic = Traffic([Prompt("en", "The server"), Prompt("de", "Der Server")], 3)
+        self.looking_ms, self.seq = 0.0, 0
+        self.refusal: Exception | None = None
+
+    def emit(self, event: Event) -> None:
+        self.sums.add([event])
+        self.recorder.emit(event)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.traffic.step(self.engine)
+
+    def snapshot(self) -> Snapshot:
+        self.seq += 1
+        frame = self.sums.frame(self.seq, 1e9)
+        facts = {"model_folder": str(self.engine.config.model), "paused": False}
+        return Snapshot("live", "", replace(frame, meta={**frame.meta, "facts": facts}), ())
+
+    def control(self, action: str, **detail: Any) -> Mapping[str, Any]:
+        if self.refusal:
+            raise self.refusal
+        assert action == "watch"
+        return {"request_id": self.traffic.watch(self.engine, detail.get("text"))}
+
+    def window(self) -> Trace:
+        return self.recorder.trace()
+
+    def tokens(self) -> Any:
+        return self.engine.tokenizer
+
+
+@pytest.fixture
+def running() -> Iterator[EngineSource]:
+    source = EngineSource()
+    with closing(source.engine):
+        yield source
+
+
+def visit(source: Any, *steps: Any, **chosen: str) -> Step:
+    """Open the page inside a loop, then do the steps, letting what was asked settle after each."""
+
+    async def run() -> Step:
+        page = Step(source, "light", chosen, frame_of(chosen, "light"))
+        await settle(page)
+        for step in steps:
+            step(page)
+            page.recent.refresh(now=True)
+            await settle(page)
+        return page
+
+    return asyncio.run(run())
+
+
+async def settle(page: Step) -> None:
+    for _ in range(4):
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        page.tick(anyway=True)
+
+
+def act(*action: Any) -> Any:
+    def do(page: Step) -> None:
+        page.page.actions = [*page.page.actions, [len(page.page.actions) + 1, *action]]
+
+    return do
+
+
+def test_an_own_text_is_stepped_with_the_decision_its_step_recorded(running):
+    running.step(3)
+    page = visit(
+        running,
+        act("write", {"text": "Der Server ist"}),
+        lambda _: running.step(6),
+    )
+    state = json.loads(page.stepper.state)
+    assert state["request"] == {"id": page.shown, "label": "yours", "ended": ""}
+    assert "".join(token["text"] for token in state["tokens"][1:]).startswith("Der·Server·ist")
+    recorded = [d for d in running.window().decisions if d.request_id == page.shown]
+    assert len(recorded) == 4 * len(state["tokens"]) > 0
+    for decision in recorded:
+        layer = state["tokens"][decision.position]["layers"][decision.layer]
+        np.testing.assert_array_equal(np.float32(layer["full"]["logits"]), decision.logits)
+        np.testing.assert_array_equal(np.float32(layer["full"]["scores"]), decision.scores)
+        assert layer["topk_ids"] == decision.topk_ids.tolist()
+        assert layer["full"]["runner_up"] == decision.runner_up
+        assert layer["devices"] == decision.devices.tolist()
+
+
+def test_somebody_who_just_opens_the_page_gets_something_to_step_through_once(running):
+    running.step(3)
+    page = visit(running, lambda _: running.step(5), lambda _: running.step(2))
+    full = {d.request_id for d in running.window().decisions}
+    assert full == {page.shown} and page.page.values["f0v"] == str(page.shown)
+    assert page.page.values["f0c"] == "true" and page.page.values["no_full"]
+
+
+def test_a_request_that_grows_keeps_the_readers_place(running):
+    running.step(3)
+
+    def read_on(page: Step) -> None:
+        page.stepper.token, page.stepper.layer, page.stepper.stage = 3, 2, "select"
+        before.append(len(json.loads(page.stepper.state)["tokens"]))
+        running.step(4)
+
+    before: list[int] = []
+    page = visit(running, lambda _: running.step(5), read_on)
+    assert len(json.loads(page.stepper.state)["tokens"]) > before[0] > 3
+    assert (page.stepper.token, page.stepper.layer, page.stepper.stage) == (3, 2, "select")
+
+
+def test_any_recent_request_can_be_chosen_and_is_compact_where_nobody_watched(running):
+    running.step(4)
+    page = visit(running, lambda _: running.step(4), act("request", "1"))
+    state = json.loads(page.stepper.state)
+    assert state["request"]["id"] == page.shown == 1
+    assert all(layer["full"] is None for token in state["tokens"] for layer in token["layers"])
+    row = running.window().rows_of(1)[2]
+    ids = running.window().columns["rows/topk_ids"][row]
+    assert [layer["topk_ids"] for layer in state["tokens"][2]["layers"]] == ids.tolist()
+    other = visit(running, request="2")
+    assert other.shown == 2, "the address names a request"
+
+
+def test_what_has_left_the_recent_past_is_kept_and_said(running):
+    running.step(4)
+    page = visit(running, lambda _: running.step(4))
+    shown = page.stepper.state
+    running.recorder.clear()
+    page.recent.refresh(now=True)  # no loop: read at once
+    page.tick(anyway=True)
+    assert "has left the recent past" in page.page.values["said"]
+    assert page.stepper.state == shown
+
+
+def test_a_refusal_is_said_and_nonsense_is_ignored(running):
+    running.step(2)
+    running.refusal = RequestError("a text must have 1 to 2000 characters, not 9000.")
+    page = visit(running, act("watch", ""))
+    page.tick(anyway=True)
+    assert page.page.values["reason"] == str(running.refusal)
+    running.refusal = None
+    before = len(running.window().requests)
+    nonsense = [act("write", {"text": "  "}), act("write", "x"), act("request", "9" * 30 + "x")]
+    visit(running, *nonsense)
+    added = running.window().requests[before:]
+    assert all(event.label != "yours" for event in added)
+
+
+def test_places_are_stable_and_every_place_has_its_value(source):
+    source.step(10)
+    page = visit(source)
+    wanted = set(re.findall(r'data-bind(?:-[a-z-]+)?="([^"]+)"', page.page.skeleton))
+    places = {f"f{n}{x}" for n in range(NUM_FULL) for x in "hvntsc"}
+    places |= {f"o{n}{x}" for n in range(NUM_OTHER) for x in "hvntsc"}
+    assert wanted - places == set(page.page.values) - places - {"beat"}
+    held = list(page._others)
+    for _ in range(30):
+        source.step(5)
+        page.recent.refresh(now=True)
+        page.tick(anyway=True)
+        kept = [(a, b) for a, b in zip(held, page._others, strict=True) if a is not None]
+        listed = {request.id for request in page.recent.value.requests}
+        assert all(a == b for a, b in kept if a in listed)
+        held = list(page._others)
+    assert 'data-send="watch"' not in page.page.skeleton, "an invented engine takes no requests"
