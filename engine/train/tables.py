@@ -100,7 +100,7 @@ def draft_page(report: DraftReport) -> str:
         "# polyglot-draft",
         f"A small dense model in the Qwen3 layout with the tokenizer of `polyglot-moe`, which"
         f" proposes tokens for it: width {config.hidden_size}, {config.num_layers} layers,"
-        f" {report.num_parameters / 1e6:.2f} M parameters, bf16, distilled from polyglot-moe.",
+        f" {report.num_parameters / 1e6:.2f} M parameters, bf16, trained on the same text.",
         NONSENSE,
         "Made by `python -m engine.train --model draft`, measured by"
         " `python -m engine.train.report`, which writes this page.",
