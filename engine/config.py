@@ -6,6 +6,7 @@ the value and what is allowed. Nothing is read from the environment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +16,11 @@ from engine.errors import ConfigError, nearest
 
 DTYPES = ("float32", "bfloat16")
 FAMILIES = ("qwen3_moe", "qwen3")
+MAX_EXPERTS = 32767
+"""Expert ids are 16-bit in every record."""
+MAX_DEVICES = 1024
+MAX_THREADS = 1024
+MAX_SEED = 2**64 - 1
 
 C = TypeVar("C")
 
@@ -59,22 +65,25 @@ class ModelConfig:
             at_least(name, getattr(self, name), 1)
         at_least("max_position_embeddings", self.max_position_embeddings, 1)
         at_least("head_dim", self.head_dim, 2)
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim ({self.head_dim}) must be even, for rotary positions.")
+        width = "moe_intermediate_size" if self.num_experts else "intermediate_size"
+        at_least(width, getattr(self, width), 1)
+        for name in ("routed_scaling_factor", "rms_norm_eps", "rope_theta"):
+            if not 0 < _number(name, getattr(self, name)) < math.inf:
+                raise ConfigError(f"{name} ({getattr(self, name)}) must be a number above 0.")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
                 f"({self.num_kv_heads})."
             )
-        if self.num_experts and not 1 <= self.top_k <= self.num_experts:
-            raise ConfigError(
-                f"top_k ({self.top_k}) must lie between 1 and num_experts ({self.num_experts})."
-            )
+        within("num_experts", self.num_experts, 0, MAX_EXPERTS)
+        if self.num_experts:
+            within("top_k", self.top_k, 1, self.num_experts)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             token = getattr(self, name)
-            if token is not None and not 0 <= token < self.vocab_size:
-                raise ConfigError(
-                    f"{name} ({token}) must lie between 0 and vocab_size - 1 "
-                    f"({self.vocab_size - 1})."
-                )
+            if token is not None:
+                within(name, token, 0, self.vocab_size - 1)
 
     @property
     def is_moe(self) -> bool:
@@ -93,42 +102,42 @@ class ModelConfig:
         one_of("model_type", family, FAMILIES)
         _refuse_unsupported(raw)
         try:
-            heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+            heads, width = raw["num_attention_heads"], raw["hidden_size"]
             moe = (
                 {}
                 if family != "qwen3_moe"
                 else {
-                    "moe_intermediate_size": int(raw["moe_intermediate_size"]),
+                    "moe_intermediate_size": raw["moe_intermediate_size"],
                     # transformers 5 writes the first name, everything before it the second.
-                    "num_experts": int(raw.get("num_local_experts") or raw["num_experts"]),
-                    "top_k": int(raw["num_experts_per_tok"]),
-                    "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
-                    "routed_scaling_factor": float(raw.get("routed_scaling_factor", 1.0)),
+                    "num_experts": raw.get("num_local_experts") or raw["num_experts"],
+                    "top_k": raw["num_experts_per_tok"],
+                    "norm_topk_prob": _bool(raw, "norm_topk_prob"),
+                    "routed_scaling_factor": raw.get("routed_scaling_factor", 1.0),
                 }
             )
             return cls(
                 family=family,
-                vocab_size=int(raw["vocab_size"]),
+                vocab_size=raw["vocab_size"],
                 hidden_size=width,
-                num_layers=int(raw["num_hidden_layers"]),
+                num_layers=raw["num_hidden_layers"],
                 num_heads=heads,
-                num_kv_heads=int(raw.get("num_key_value_heads", heads)),
-                head_dim=int(raw.get("head_dim") or width // heads),
-                intermediate_size=int(raw["intermediate_size"]),
-                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+                num_kv_heads=raw.get("num_key_value_heads", heads),
+                head_dim=raw.get("head_dim") or width // heads,
+                intermediate_size=raw["intermediate_size"],
+                rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
                 rope_theta=_rope_theta(raw),
-                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                max_position_embeddings=int(raw.get("max_position_embeddings", 32768)),
+                tie_word_embeddings=_bool(raw, "tie_word_embeddings"),
+                max_position_embeddings=raw.get("max_position_embeddings", 32768),
                 bos_token_id=raw.get("bos_token_id"),
                 eos_token_id=_first(raw.get("eos_token_id")),
                 pad_token_id=raw.get("pad_token_id"),
-                **moe,  # type: ignore[arg-type]
+                **moe,
             )
         except KeyError as missing:
             raise ConfigError(
                 f"config.json lacks the key {missing}, which family {family!r} needs."
             ) from None
-        except (TypeError, ValueError) as wrong:
+        except (TypeError, ValueError, ArithmeticError) as wrong:
             raise ConfigError(f"config.json has a value of the wrong type: {wrong}.") from None
 
 
@@ -163,11 +172,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         one_of("dtype", self.dtype, DTYPES)
-        for name in ("num_devices", "max_running", "max_step_tokens", "block_size", "num_blocks"):
+        for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)
-        for name in ("max_model_len", "num_threads"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+        within("num_devices", self.num_devices, 1, MAX_DEVICES)
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 1)
+        if self.num_threads is not None:
+            within("num_threads", self.num_threads, 1, MAX_THREADS)
+        within("seed", self.seed, 0, MAX_SEED)
         if self.deterministic and self.dtype != "float32":
             raise ConfigError(
                 f"dtype ({self.dtype}) must be float32 in deterministic mode; "
@@ -209,10 +221,12 @@ class SamplingParams:
         if not 0.0 < _number("top_p", self.top_p) <= 1.0:
             raise ConfigError(f"top_p ({self.top_p}) must be above 0 and at most 1.")
         if self.seed is not None:
-            at_least("seed", self.seed, 0)
-        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
-            raise ConfigError(f"logprobs ({self.logprobs}) must lie between 0 and 20.")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            within("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            within("logprobs", self.logprobs, 0, 20)
+        if not isinstance(self.stop, tuple | list) or not all(
+            isinstance(s, str) and s for s in self.stop
+        ):
             raise ConfigError(f"stop ({self.stop!r}) must be a tuple of non-empty strings.")
 
 
@@ -250,6 +264,12 @@ def at_least(name: str, value: Any, low: int) -> None:
         raise ConfigError(f"{name} ({value!r}) must be a whole number of at least {low}.")
 
 
+def within(name: str, value: Any, low: int, high: int) -> None:
+    """Raise `ConfigError` unless `value` is an int (not a bool) from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} ({value!r}) must lie between {low} and {high}.")
+
+
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} ({value!r}) must be a number.")
@@ -271,6 +291,9 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"config.json sets {key} to {raw[key]!r}; this engine computes only {allowed[0]!r}."
             )
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(raw.get(key) or {}, Mapping):
+            raise ConfigError(f"config.json sets {key} to {raw[key]!r}; it must be an object.")
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind != "default":
@@ -282,6 +305,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     parameters = raw.get("rope_parameters") or {}
     return float(raw.get("rope_theta", parameters.get("rope_theta", 10000.0)))
+
+
+def _bool(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"config.json sets {key} to {value!r}; it must be true or false.")
+    return value
 
 
 def _first(value: Any) -> Any:

@@ -52,5 +52,5 @@ class MachineError(WorkbenchError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known name closest to `name`, else a full stop."""
-    match = difflib.get_close_matches(name, list(known), n=1)
+    match = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {match[0]!r}?" if match else "."

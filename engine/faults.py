@@ -2,10 +2,11 @@
 
 Each engine owns one `Faults`; a component asks its point before the guarded line:
 
-    if faults.gate_logits is not None:
-        logits_TE = faults.gate_logits(logits_TE)
+    if (fault := faults.gate_logits) is not None:
+        logits_TE = fault(logits_TE)
 
-With no fault set that is one attribute read and one comparison. Faults are set and cleared through
+With no fault set that is one attribute read and one comparison. It is read once, because another
+thread may heal it in between. Faults are set and cleared through
 `engine.runtime.control` only, which records both as events and enforces the lease.
 """
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from engine import Engine
 
 
+MAX_DIGITS = 9
+"""Of a layer's or an expert's number; there are never a thousand million."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Experts to force, ban or favour; a layer of None means every MoE layer."""
@@ -71,10 +75,11 @@ def _cell(option: str, text: str, whole: str) -> tuple[int | None, int]:
 
 
 def _int(option: str, text: str, whole: str) -> int:
-    if not (text.strip().isascii() and text.strip().isdigit()):
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
         form = "E,E,…" if option == "--force-experts" else "[LAYER:]EXPERT"
         raise ConfigError(f"{option} ({whole}) must read {form} with whole numbers from 0.")
-    return int(text)
+    return int(digits)
 
 
 def _number(text: str) -> float | None:

@@ -1,9 +1,9 @@
-"""`workbench start`: an engine on mixed traffic, and the live dashboard beside it.
+"""`workbench start`: an engine on mixed traffic, the live dashboard and JupyterLab beside it.
 
 The engine runs in this process, on its main thread: one process fewer to lose, signals arrive
-where the loop is, and killing this process ends the engine with it. The dashboard is a child by
-command; it is started first, so that its imports run beside the engine's. However this ends, the
-child ends too (see `workbench.lifecycle`).
+where the loop is, and killing this process ends the engine with it. Dashboard and JupyterLab are
+children by command; they are started first, so that their imports run beside the engine's. However
+this ends, the children end too (see `workbench.lifecycle`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ from engine.runtime.telemetry import Message, Telemetry
 from workbench import paths
 from workbench.actions import serve_actions
 from workbench.desk import Desk
+from workbench.lab import DEFAULT_PORT as DEFAULT_LAB_PORT
+from workbench.lab import READY_S as LAB_READY_S
+from workbench.lab import START_NOTEBOOK, lab_process
 from workbench.lifecycle import Child, Ended, ending_signals, own_identity, python_command
 from workbench.traffic import Traffic, corpus_prompts
 from workbench.window import Window
@@ -50,9 +53,12 @@ def start(
     running: int = 8,
     threads: int | None = None,
     seconds: float | None = None,
+    lab: bool = True,
+    lab_port: int = DEFAULT_LAB_PORT,
+    notebook: str = START_NOTEBOOK,
     as_json: bool = False,
 ) -> int:
-    """Run engine and dashboard until asked to end; return the exit code.
+    """Run engine, dashboard and JupyterLab until asked to end; return the exit code.
 
     Args:
         model: model folder, or the name of a bundled model.
@@ -61,6 +67,9 @@ def start(
         running: requests kept running.
         threads: threads of one product; None takes half of the cores, the rest is for watching.
         seconds: end by itself after so long.
+        lab: also run JupyterLab; where it cannot run, that is said and the rest goes on.
+        lab_port: first port to try for JupyterLab.
+        notebook: what JupyterLab opens, relative to the checkout.
         as_json: print one JSON line with the addresses on stdout, and rates on stderr.
 
     Raises:
@@ -75,23 +84,24 @@ def start(
         num_devices=devices,
         num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
     )
-    _check(port, running, seconds)
+    _check(port, lab_port, running, seconds)
     say = _Speaker(as_json)
     try:
         with ending_signals(), ExitStack() as stack:
             desk = stack.enter_context(closing(Desk()))
             telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
             child = stack.enter_context(_dashboard(telemetry, port))
-            _announce(child, say, began)
+            beside = _lab(stack, notebook, lab_port, say) if lab else None
+            _announce(child, beside, say, began)
             window = Window()
             engine = stack.enter_context(closing(_engine(config, telemetry, window)))
             traffic = Traffic(corpus_prompts(), running)
             serve_actions(desk, engine, traffic, telemetry, window)
             say.note(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
-            _loop(engine, traffic, desk, telemetry, child, say, seconds)
+            _loop(engine, traffic, desk, telemetry, child, beside, say, seconds)
     except Ended as ended:
         with contextlib.suppress(Ended):
-            say.note(f"{ended.name}: the engine and the dashboard have ended")
+            say.note(f"{ended.name}: everything has ended")
     return 0
 
 
@@ -109,11 +119,12 @@ def require_packages() -> None:
         )
 
 
-def _check(port: int, running: int, seconds: float | None) -> None:
+def _check(port: int, lab_port: int, running: int, seconds: float | None) -> None:
     at_least("running", running, 1)
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"port ({port}) must lie between 1 and 65535.")
-    if seconds is not None and seconds <= 0:
+    for name, value in (("port", port), ("lab_port", lab_port)):
+        if not 1 <= value <= 65535:
+            raise ConfigError(f"{name} ({value}) must lie between 1 and 65535.")
+    if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
 
 
@@ -135,8 +146,17 @@ def _dashboard(telemetry: Telemetry, port: int) -> Iterator[Child]:
         child.stop()
 
 
-def _announce(child: Child, say: _Speaker, began: float) -> None:
-    """Print the address once the page answers; on a thread, while the engine loads."""
+def _lab(stack: ExitStack, notebook: str, port: int, say: _Speaker) -> Child | None:
+    """Start JupyterLab; None where it cannot run, with the reason said."""
+    try:
+        return stack.enter_context(lab_process(notebook=notebook, port=port))
+    except MachineError as lacking:
+        say.note(f"JupyterLab is left out: {lacking}")
+        return None
+
+
+def _announce(child: Child, beside: Child | None, say: _Speaker, began: float) -> None:
+    """Print the addresses once they answer; on a thread, while the engine loads."""
 
     def wait() -> None:
         # A child that ends or stays silent is told by the loop, which looks at it.
@@ -144,9 +164,16 @@ def _announce(child: Child, say: _Speaker, began: float) -> None:
             url = str(child.report(READY_S)["url"])
             with urllib.request.urlopen(url, timeout=READY_S) as answer:
                 answer.read()
-            say.ready(url, child.pid, time.monotonic() - began)
+            say.ready(url, child, lambda: _lab_url(beside), began)
 
     threading.Thread(target=wait, name="announce", daemon=True).start()
+
+
+def _lab_url(beside: Child | None) -> str | None:
+    """Wait for JupyterLab's address; None without it, or when it has ended."""
+    with contextlib.suppress(MachineError):
+        return str(beside.report(LAB_READY_S)["url"]) if beside else None
+    return None
 
 
 def _engine(config: EngineConfig, telemetry: Telemetry, window: Window) -> Engine:
@@ -164,6 +191,7 @@ def _loop(
     desk: Desk,
     telemetry: Telemetry,
     child: Child,
+    beside: Child | None,
     say: _Speaker,
     seconds: float | None,
 ) -> None:
@@ -180,6 +208,9 @@ def _loop(
             look_at = now + _LOOK_EVERY_S
             if not child.alive():
                 raise MachineError(child.epitaph())
+            if beside is not None and not beside.alive():
+                say.note(f"{beside.epitaph()} The rest goes on.")
+                beside = None
         if now >= rates_at:
             rates_at = now + RATES_EVERY_S
             say.note(rates(telemetry.latest))
@@ -205,14 +236,19 @@ class _Speaker:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def ready(self, url: str, pid: int, seconds: float) -> None:
-        """Print the address, once."""
+    def ready(
+        self, url: str, child: Child, lab_url: Callable[[], str | None], began: float
+    ) -> None:
+        """Print the addresses, once: as one line of JSON, or each as soon as it answers."""
+        ready_s = round(time.monotonic() - began, 2)
         if self._as_json:
-            report = {"url": url, "pid": os.getpid(), "dashboard_pid": pid,
-                      "ready_s": round(seconds, 2)}  # fmt: skip
+            report = {"url": url, "lab_url": lab_url(), "pid": os.getpid(),
+                      "dashboard_pid": child.pid, "ready_s": ready_s}  # fmt: skip
             self._print(json.dumps(report), sys.stdout)
-        else:
-            self._print(f"\n  Dashboard  {url}\n\n  Ctrl-C ends it.\n", sys.stdout)
+            return
+        self._print(f"\n  Dashboard   {url}\n\n  Ctrl-C ends it.\n", sys.stdout)
+        if beside := lab_url():
+            self._print(f"\n  JupyterLab  {beside}\n", sys.stdout)
 
     def note(self, text: str) -> None:
         """Print one line with the time."""

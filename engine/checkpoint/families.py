@@ -16,8 +16,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.config import ModelConfig
+from engine.errors import CheckpointError
 
 Index = tuple[int | slice, ...]
+
+MOST_UNMATCHED = 100_000
+"""Tensors that may be missing before a layout is not even looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +111,35 @@ def closest_layout(names: Collection[str], config: ModelConfig) -> tuple[str, di
 
     Source: the names that transformers' Qwen3 and Qwen3-MoE models save (one tensor per expert) and
     hold in memory (gate and up fused).
+
+    Raises:
+        CheckpointError: every layout asks for far more tensors than there are.
     """
     given = set(names)
-    layouts = {
-        layout: places(BODY + rules + (() if config.tie_word_embeddings else (HEAD,)), config)
-        for layout, rules in FAMILIES[config.family].items()
+    head = () if config.tie_word_embeddings else (HEAD,)
+    layouts = {layout: BODY + rules + head for layout, rules in FAMILIES[config.family].items()}
+    sizes = {layout: num_places(rules, config) for layout, rules in layouts.items()}
+    # A config that lies may ask for any number of tensors; name them only while it could be true.
+    likely = {
+        layout: places(rules, config)
+        for layout, rules in layouts.items()
+        if sizes[layout] <= MOST_UNMATCHED + len(given)
     }
-    return max(layouts.items(), key=lambda item: len(given & item[1].keys()))
+    if not likely:
+        raise CheckpointError(
+            f"config.json asks for at least {min(sizes.values())} tensors, but the files hold "
+            f"{len(given)}; config and weights belong to two models."
+        )
+    return max(likely.items(), key=lambda item: len(given & item[1].keys()))
+
+
+def num_places(rules: tuple[Rule, ...], config: ModelConfig) -> int:
+    """Return how many entries `places` would give."""
+    return sum(
+        (config.num_layers if "{i}" in rule.source else 1)
+        * (config.num_experts if "{e}" in rule.source else 1)
+        for rule in rules
+    )
 
 
 def places(rules: tuple[Rule, ...], config: ModelConfig) -> dict[str, Place]:

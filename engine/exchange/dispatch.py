@@ -53,8 +53,8 @@ class LocalDispatcher:
         """
         source_R, row_of_N, counts = self.ops.permute(phy_ids_TK, table.num_physical)
         rows_RD = x_TD.index_select(0, source_R)
-        if self.faults.dispatch_send is not None:
-            rows_RD = self.faults.dispatch_send(rows_RD)
+        if (fault := self.faults.dispatch_send) is not None:
+            rows_RD = fault(rows_RD)
         return rows_RD, DispatchHandle(table.version, row_of_N, counts, table.experts_of(layer))
 
     def combine(

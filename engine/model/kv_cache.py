@@ -6,10 +6,13 @@ handed out, so that nothing of its last owner, a NaN included, can reach the nex
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import torch
 from torch import Tensor
+
+from engine.errors import MachineError
 
 
 class BlockPool:
@@ -49,7 +52,14 @@ class KVCache:
         shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
         # Not zeroed as a whole: that would touch, and so occupy, memory nobody has asked for yet.
-        self._keys, self._values = (torch.empty(shape, dtype=dtype) for _ in range(2))
+        try:
+            self._keys, self._values = (torch.empty(shape, dtype=dtype) for _ in range(2))
+        except (RuntimeError, TypeError) as refused:  # torch: too much, or beyond 64 bits
+            size = 2 * math.prod(shape) * dtype.itemsize
+            raise MachineError(
+                f"the KV cache of {num_blocks} blocks of {block_size} tokens needs "
+                f"{size / 1e9:,.1f} GB, more than this machine gives; lower num_blocks."
+            ) from refused
         self.clear([0])
         self.keys = list(self._keys)
         self.values = list(self._values)

@@ -78,6 +78,6 @@ class Experts(nn.Module):
         out_RD: Tensor = self.ops.grouped_mlp(
             rows_RD, handle.counts, handle.experts, self.gate_up, self.down
         )
-        if self.faults.experts_compute is not None:
-            out_RD = self.faults.experts_compute(out_RD)
+        if (fault := self.faults.experts_compute) is not None:
+            out_RD = fault(out_RD)
         return out_RD

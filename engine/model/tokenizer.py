@@ -35,12 +35,15 @@ class Tokenizer:
             raise CheckpointError(
                 f"{path} is not a byte-level tokenizer; this engine decodes only those."
             )
-        self._bytes = _byte_table(self._hf)
+        # A folder saved after training may still say how its batches were cut and filled.
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        self._bytes = _byte_table(self._hf, path)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
-        return len(self._bytes)
+        """One more than the highest id, special tokens included."""
+        return max(self._bytes, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens the model expects (bos first)."""
@@ -49,11 +52,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens; broken bytes show as U+FFFD."""
-        return b"".join(self._bytes[token_id] for token_id in ids).decode("utf-8", "replace")
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token; none for a special one or an id the vocabulary lacks."""
-        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+        return self._bytes.get(token_id, b"")
 
     def token(self, token_id: int) -> str:
         """Return one token as text for people: special ones by name, broken bytes as U+FFFD."""
@@ -62,16 +65,18 @@ class Tokenizer:
         )
 
 
-def _byte_table(hf: HfTokenizer) -> list[bytes]:
+def _byte_table(hf: HfTokenizer, path: Path) -> dict[int, bytes]:
     """Return the bytes of every token; added tokens stand for their text, special ones for none."""
     byte_of = {char: byte for byte, char in enumerate(_byte_alphabet())}
     added = hf.get_added_tokens_decoder()
-    table = [b""] * hf.get_vocab_size(with_added_tokens=True)
+    table = {}
     for token, token_id in hf.get_vocab(with_added_tokens=True).items():
         if token_id in added:
             table[token_id] = b"" if added[token_id].special else token.encode()
-        else:
+        elif byte_of.keys() >= set(token):
             table[token_id] = bytes(byte_of[char] for char in token)
+        else:
+            raise CheckpointError(f"{path}: token {token_id} ({token!r}) is not made of bytes.")
     return table
 
 

@@ -45,14 +45,14 @@ class Gate(nn.Module):
     def logits(self, x_TD: Tensor) -> Tensor:
         """Return the (T, E) fp32 logits of hidden states in any format."""
         logits_TE: Tensor = self.ops.linear(x_TD.float(), self.weight)
-        if self.faults.gate_logits is not None:
-            logits_TE = self.faults.gate_logits(logits_TE)
+        if (fault := self.faults.gate_logits) is not None:
+            logits_TE = fault(logits_TE)
         return logits_TE
 
     def select(self, logits_TE: Tensor, policy: LayerPolicy | None) -> Selection:
         """Choose experts from logits, under an operator's policy if one is set."""
-        if self.faults.gate_lock is not None:
-            self.faults.gate_lock(None)
+        if (fault := self.faults.gate_lock) is not None:
+            fault(None)
         if policy is not None:
             return policy.select(self.topk, logits_TE)
         selection: Selection = self.topk(logits_TE)

@@ -44,9 +44,9 @@ class Admission:
         length = len(token_ids) + max_tokens
         self._check_memory(length)
         for position in watch:
-            if not 0 <= position < length:
+            if type(position) is not int or not 0 <= position < length:
                 raise RequestError(
-                    f"watched token ({position}) must lie between 0 and {length - 1}, the tokens "
+                    f"watched token ({position!r}) must lie between 0 and {length - 1}, the tokens "
                     "of this request."
                 )
         seed = params.seed
@@ -66,10 +66,13 @@ class Admission:
 
     def _token_ids(self, prompt: str | SequenceOf[int]) -> list[int]:
         if isinstance(prompt, str):
-            if not prompt:
-                raise RequestError("the prompt is empty; give at least one character of text.")
-            return self.tokenizer.encode(prompt)
-        token_ids = list(prompt)
+            return self._encoded(prompt)
+        try:
+            token_ids = list(prompt)
+        except TypeError:
+            raise RequestError(
+                f"the prompt ({prompt!r}) must be text or a list of token ids."
+            ) from None
         if not token_ids:
             raise RequestError("the prompt has no token ids; give at least one.")
         last = self.vocab_size - 1
@@ -78,6 +81,20 @@ class Admission:
                 raise RequestError(
                     f"token id ({token!r}) must be a whole number between 0 and {last}."
                 )
+        return token_ids
+
+    def _encoded(self, text: str) -> list[int]:
+        if not text:
+            raise RequestError("the prompt is empty; give at least one character of text.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as wrong:
+            raise RequestError(
+                f"the prompt is not UTF-8 at character {wrong.start}; pass UTF-8 text."
+            ) from None
+        token_ids = self.tokenizer.encode(text)
+        if not token_ids:
+            raise RequestError(f"the tokenizer leaves nothing of the prompt ({text!r:.40}).")
         return token_ids
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:

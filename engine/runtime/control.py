@@ -1,14 +1,16 @@
 """The one door for operators, the dashboard and drills.
 
 Policies and tables are immutable and swapped by one reference, which each step reads once, so these
-calls may come from any thread and never meet half of a change. Everything done here is an event.
+calls may come from any thread and never meet half of a change; a lock keeps two callers from
+undoing each other's. Everything done here is an event.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
@@ -16,6 +18,14 @@ from engine.faults import Fault, Faults
 from engine.routing.policy import LayerPolicy, RoutingPolicy
 from engine.routing.table import RoutingTable
 from engine.runtime.results import EngineStats
+
+
+class InForce(NamedTuple):
+    """A policy and what it means layer by layer, swapped together."""
+
+    policy: RoutingPolicy
+    layers: tuple[LayerPolicy | None, ...]
+    """One per MoE layer, None where nothing is set."""
 
 
 class Control:
@@ -29,10 +39,11 @@ class Control:
         sink: Sink,
         stats: Callable[[], EngineStats],
     ) -> None:
-        self._table, self._policy = table, policy
+        self._table = table
         self._faults, self._sink, self._stats = faults, sink, stats
-        self._layers = policy.layers()
+        self._in_force = InForce(policy, policy.layers())
         self._leases: dict[str, float] = {}
+        self._lock = threading.RLock()
 
     @property
     def table(self) -> RoutingTable:
@@ -42,12 +53,12 @@ class Control:
     @property
     def policy(self) -> RoutingPolicy:
         """The policy the next step will read."""
-        return self._policy
+        return self._in_force.policy
 
     @property
-    def layer_policies(self) -> tuple[LayerPolicy | None, ...]:
-        """The policy by MoE layer, None where nothing is set."""
-        return self._layers
+    def in_force(self) -> InForce:
+        """The policy with what each MoE layer makes of it, for a step to read once."""
+        return self._in_force
 
     def ban_expert(self, layer: int | None, expert: int) -> None:
         """Never choose `expert` in `layer` (None: in every layer).
@@ -55,7 +66,7 @@ class Control:
         Raises:
             RoutingError: ids out of range, or fewer than top_k experts would be left.
         """
-        self._set_policy(self._policy.ban(layer, expert))
+        self._change(lambda policy: policy.ban(layer, expert))
         self._say("ban_expert", layer=layer, expert=expert)
 
     def force_experts(self, experts: Sequence[int], layer: int | None = None) -> None:
@@ -64,10 +75,13 @@ class Control:
         Raises:
             RoutingError: ids out of range, more than top_k, or one of them is banned.
         """
-        policy = self._policy
-        for expert in experts:
-            policy = policy.force(layer, expert)
-        self._set_policy(policy)
+
+        def force(policy: RoutingPolicy) -> RoutingPolicy:
+            for expert in experts:
+                policy = policy.force(layer, expert)
+            return policy
+
+        self._change(force)
         self._say("force_experts", layer=layer, experts=list(experts))
 
     def set_bias(self, layer: int | None, expert: int, value: float) -> None:
@@ -76,7 +90,7 @@ class Control:
         Raises:
             RoutingError: ids or value out of range.
         """
-        self._set_policy(self._policy.favour(layer, expert, value))
+        self._change(lambda policy: policy.favour(layer, expert, value))
         self._say("set_bias", layer=layer, expert=expert, value=value)
 
     def set_smoothing(self, bonus: float) -> None:
@@ -87,14 +101,13 @@ class Control:
         Raises:
             RoutingError: the bonus is negative or above 100.
         """
-        self._set_policy(self._policy.smoothed(bonus))
+        self._change(lambda policy: policy.smoothed(bonus))
         self._say("set_smoothing", bonus=bonus)
 
     def clear_policy(self) -> None:
         """Forget all bans, forced experts and biases, and switch smoothing off."""
-        policy = self._policy
-        self._set_policy(
-            RoutingPolicy(
+        self._change(
+            lambda policy: RoutingPolicy(
                 num_layers=policy.num_layers, num_experts=policy.num_experts, top_k=policy.top_k
             )
         )
@@ -114,14 +127,13 @@ class Control:
                 f"table version {table.version} is for (layers, experts, devices) {shape}; this "
                 f"engine runs {wanted}."
             )
-        if table.version <= current.version:
-            raise RoutingError(
-                f"table version ({table.version}) must be above the current one "
-                f"({current.version})."
-            )
-        if self._faults.table_publish is not None:
-            table = self._faults.table_publish(table)
-        self._table = table
+        version = table.version
+        self._check_newer(version)
+        if (fault := self._faults.table_publish) is not None:
+            table = fault(table)  # without the lock: it may wait, and the steps must not
+        with self._lock:
+            self._check_newer(version)
+            self._table = table
         self._say(
             "publish_table",
             version=table.version,
@@ -137,8 +149,9 @@ class Control:
         """
         if not 0 < lease_s <= 86400:
             raise FaultError(f"lease_s ({lease_s}) must be above 0 and at most 86400 seconds.")
-        self._faults.set(point, fault)
-        self._leases[point] = time.monotonic() + lease_s
+        with self._lock:
+            self._faults.set(point, fault)
+            self._leases[point] = time.monotonic() + lease_s
         self._say("inject", point=point, lease_s=lease_s)
 
     def clear(self, point: str) -> None:
@@ -147,8 +160,9 @@ class Control:
         Raises:
             FaultError: the point is unknown.
         """
-        self._faults.clear(point)
-        self._leases.pop(point, None)
+        with self._lock:
+            self._faults.clear(point)
+            self._leases.pop(point, None)
         self._say("clear", point=point)
 
     def end_leases(self) -> None:
@@ -156,12 +170,13 @@ class Control:
         if not self._leases:
             return
         now = time.monotonic()
-        for point in [point for point, end in self._leases.items() if end <= now]:
-            self.clear(point)
+        with self._lock:
+            for point in [point for point, end in self._leases.items() if end <= now]:
+                self.clear(point)
 
     def state(self) -> dict[str, Any]:
         """Return what is in force: table, policy, active fault points, load."""
-        policy = self._policy
+        policy = self.policy
         return {
             "table_version": self._table.version,
             "table_sha256": self._table.sha256(),
@@ -174,8 +189,16 @@ class Control:
             **self._stats().as_dict(),
         }
 
-    def _set_policy(self, policy: RoutingPolicy) -> None:
-        self._policy, self._layers = policy, policy.layers()
+    def _change(self, change: Callable[[RoutingPolicy], RoutingPolicy]) -> None:
+        with self._lock:
+            policy = change(self.policy)
+            self._in_force = InForce(policy, policy.layers())
+
+    def _check_newer(self, version: int) -> None:
+        if version <= self._table.version:
+            raise RoutingError(
+                f"table version ({version}) must be above the current one ({self._table.version})."
+            )
 
     def _say(self, action: str, **detail: Any) -> None:
         if self._sink.enabled:

@@ -21,14 +21,13 @@ import torch
 
 from engine.checkpoint.load import read_config
 from engine.config import EngineConfig, ModelConfig, SamplingParams
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import Target, bind
 from engine.model.sampler import logprobs
 from engine.model.step import StageClock
 from engine.model.tokenizer import Tokenizer
-from engine.model.transformer import Transformer
 from engine.routing.placement import contiguous
 from engine.routing.policy import RoutingPolicy
 from engine.routing.table import RoutingTable
@@ -39,7 +38,7 @@ from engine.runtime.results import Completion, EngineStats, RequestOutput, compl
 from engine.runtime.runner import Runner, StepResult
 from engine.runtime.scheduler import Chunk, Scheduler
 from engine.runtime.sequence import Sequence
-from engine.runtime.weights import load_weights, weights_sha256
+from engine.runtime.weights import load_model, weights_sha256
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
@@ -60,6 +59,7 @@ class Engine:
         Raises:
             CheckpointError: the model folder is missing, damaged or does not fit its config.
             ConfigError: an option does not fit the model.
+            MachineError: the KV cache asks for more memory than there is.
         """
         self.config = config
         self.sink: Sink = sink or NullSink()
@@ -67,11 +67,22 @@ class Engine:
         self.model_config = model = read_config(config.model)
         self.max_model_len = _max_model_len(config, model.max_position_embeddings)
         self.tokenizer = Tokenizer(config.model)
+        if self.tokenizer.vocab_size > model.vocab_size:
+            raise CheckpointError(
+                f"{config.model}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but "
+                f"config.json says vocab_size {model.vocab_size}; they belong to two models."
+            )
         self.ops = bind(
             Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
         )
-        transformer = Transformer(model, self.ops, self.faults, self.max_model_len)
-        load_weights(transformer, config.model, model, self.faults)
+        transformer = load_model(
+            config.model,
+            model,
+            self.ops,
+            self.faults,
+            # No sequence outgrows the cache, however long a text the config allows.
+            min(self.max_model_len, config.num_blocks * config.block_size),
+        )
         transformer.set_dtype(getattr(torch, config.dtype))
         self._runner = Runner(transformer.eval(), model, config, self.faults)
         self._scheduler = Scheduler(config)
@@ -117,16 +128,7 @@ class Engine:
         Raises:
             RequestError: the prompt is empty, too long with its output, or holds a bad id.
         """
-        sequence = self._admission.admit(
-            prompt,
-            params or SamplingParams(),
-            request_id=next(self._request_ids),
-            label=label,
-            watch=watch,
-        )
-        self._scheduler.add(sequence)
-        self._announcer.request(sequence, "added")
-        return sequence.request_id
+        return self._queue(self._admit(prompt, params, label, watch))
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; an id that is not running is ignored."""
@@ -144,14 +146,15 @@ class Engine:
         if not schedule.chunks:
             return outputs
         clock.mark("schedule")
+        in_force = self.control.in_force
         with self._compute():
             result = self._runner.run(
                 schedule,
                 self.table,
-                self.control.layer_policies,
+                in_force.layers,
                 clock,
                 record=self.sink.enabled,
-                smoothing=self.control.policy.smoothing,
+                smoothing=in_force.policy.smoothing,
             )
             self._account(schedule.chunks)
             outputs += self._take_tokens(result)
@@ -176,16 +179,8 @@ class Engine:
         Raises:
             RequestError: a prompt cannot be admitted; none is run then.
         """
-        admitted: list[int] = []
-        try:
-            for prompt in prompts:
-                admitted.append(self.add(prompt, params, label=label))
-        except Exception:
-            for request_id in admitted:
-                self.abort(request_id)
-            self.step()
-            raise
-        return self.finish(admitted)
+        admitted = [self._admit(prompt, params, label) for prompt in prompts]
+        return self.finish([self._queue(sequence) for sequence in admitted])
 
     def finish(self, request_ids: SequenceOf[int]) -> list[Completion]:
         """Step until the given requests have ended and return their completions, in that order."""
@@ -201,16 +196,21 @@ class Engine:
     def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:
         """Run one prompt alone and return the (T, V) fp32 logits of every position.
 
+        Bans, forced experts and biases hold; smoothing, which needs a sequence that runs, does not.
+
         Raises:
             RequestError: the prompt cannot be admitted, or other requests are under way.
         """
         sequence = self._admission.admit(prompt, SamplingParams(max_tokens=0), request_id=-1)
         rows = []
-        with self._compute():
-            for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
-                schedule = self._scheduler.borrow(sequence, start)
-                rows.append(self._runner.all_logits(schedule, self.table))
-        self._scheduler.remove(sequence)
+        try:
+            with self._compute():
+                for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
+                    schedule = self._scheduler.borrow(sequence, start)
+                    policies = self.control.in_force.layers
+                    rows.append(self._runner.all_logits(schedule, self.table, policies))
+        finally:
+            self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).numpy())
 
     def weights_sha256(self) -> str:
@@ -233,6 +233,27 @@ class Engine:
             num_blocks=scheduler.pool.num_blocks,
             bad_rows=self._bad_rows,
         )
+
+    def _admit(
+        self,
+        prompt: str | SequenceOf[int],
+        params: SamplingParams | None,
+        label: str,
+        watch: SequenceOf[int] = (),
+    ) -> Sequence:
+        return self._admission.admit(
+            prompt,
+            params or SamplingParams(),
+            request_id=next(self._request_ids),
+            label=label,
+            watch=watch,
+        )
+
+    def _queue(self, sequence: Sequence) -> int:
+        # Said first: once it is queued, another thread may already be running it.
+        self._announcer.request(sequence, "added")
+        self._scheduler.add(sequence)
+        return sequence.request_id
 
     def _take_tokens(self, result: StepResult) -> list[RequestOutput]:
         """Give each sequence its new token and end those that are done."""

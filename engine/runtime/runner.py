@@ -73,8 +73,8 @@ class Runner:
                 chunk.sequence.last_experts = (chunk.end - 1, last_LK)
         sampling, rows = self._sampling_rows(schedule.chunks)
         logits_BV = self.model.head(x_TD.index_select(0, rows))
-        if self.faults.sampler_noise is not None:
-            logits_BV = self.faults.sampler_noise(logits_BV)
+        if (fault := self.faults.sampler_noise) is not None:
+            logits_BV = fault(logits_BV)
         clock.mark("head")
         tokens = sample(
             logits_BV,
@@ -85,10 +85,11 @@ class Runner:
         clock.mark("sample")
         return StepResult(step, list(zip(sampling, tokens, strict=True)), logits_BV)
 
-    def all_logits(self, schedule: Schedule, table: RoutingTable) -> Tensor:
+    def all_logits(
+        self, schedule: Schedule, table: RoutingTable, policies: tuple[LayerPolicy | None, ...]
+    ) -> Tensor:
         """Run `schedule` and return the (T, V) logits of every row, sampling nothing."""
         self.cache.clear(schedule.fresh_blocks)
-        policies = (None,) * table.num_layers
         step = self._lay_out(schedule.chunks, table, policies, StageClock(), record=False)
         return self.model.head(self.model(self.cache, step))
 

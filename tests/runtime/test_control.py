@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, StepEvent
 from engine.faults import POINTS, Faults
 from engine.routing.placement import assigned, contiguous
+from engine.routing.policy import RoutingPolicy
 from tests.runtime.conftest import Listener
 
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -133,6 +137,86 @@ def test_bad_points_and_leases_are_refused(make_engine):
     with pytest.raises(FaultError):
         engine.control.clear("nowhere")
     assert engine.faults.active() == ()
+
+
+class HealedMeanwhile(Faults):
+    """Each fault is cleared by another thread the moment it has been looked at."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name in Faults.__slots__:
+            setattr(self, name, None)
+        return value
+
+
+def test_a_fault_healed_by_another_thread_never_breaks_the_step(make_engine):
+    called = []
+
+    def note(point):
+        def fault(value):
+            called.append(point)
+            return value
+
+        return fault
+
+    faults = HealedMeanwhile()
+    faults.set("weights.load", note("weights.load"))
+    engine = make_engine(None, faults)
+    for point in POINTS:
+        if point != "weights.load":
+            faults.set(point, note(point))
+    engine.generate(["Der Server"], GREEDY)
+    engine.control.publish_table(contiguous(4, 8, 1, version=1))
+    assert sorted(called) == sorted(POINTS)
+
+
+def test_two_callers_at_once_do_not_undo_each_others_change(make_engine, monkeypatch):
+    engine = make_engine()
+    checked = RoutingPolicy.checked
+
+    def slowly(policy):
+        time.sleep(0.05)
+        return checked(policy)
+
+    monkeypatch.setattr(RoutingPolicy, "checked", slowly)
+    callers = [
+        threading.Thread(target=engine.control.ban_expert, args=(0, expert)) for expert in (1, 2, 3)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert engine.control.state()["banned"] == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_the_newer_of_two_tables_published_at_once_stays(make_engine):
+    engine = make_engine()
+    entered, leave = threading.Event(), threading.Event()
+    refused = []
+
+    def wait(table):
+        if table.version == 1:
+            entered.set()
+            assert leave.wait(20)
+        return table
+
+    def publish_old():
+        try:
+            engine.control.publish_table(contiguous(4, 8, 1, version=1))
+        except RoutingError as error:
+            refused.append(str(error))
+
+    engine.control.inject("table.publish", wait, lease_s=60)
+    caller = threading.Thread(target=publish_old)
+    caller.start()
+    assert entered.wait(20)
+    engine.control.publish_table(contiguous(4, 8, 1, version=2))
+    assert engine.generate(["Der"], GREEDY)[0].rows > 0, "steps do not wait for a slow publish"
+    leave.set()
+    caller.join()
+    assert engine.table.version == 2 and len(refused) == 1
 
 
 def test_state_says_what_is_in_force(make_engine):

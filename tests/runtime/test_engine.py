@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine import SamplingParams
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError, MachineError, RequestError
 from engine.events import RequestEvent, StartEvent, StepEvent, TextEvent
 from engine.faults import Faults
 from tests.runtime.conftest import Listener
@@ -38,7 +38,9 @@ def test_a_prompt_of_five_routes_one_row_per_token_but_the_last_new_one(
     assert len(done.token_ids) == num_new
 
 
-@pytest.mark.parametrize("prompt", ["", [], [-1], [4096], [2**31], ["5"], [1.5], [True]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], [-1], [4096], [2**31], ["5"], [1.5], [True], "a\ud800", None, 5]
+)
 def test_an_empty_prompt_or_a_bad_id_is_refused_and_the_next_request_works(shared_engine, prompt):
     engine = shared_engine()
     with pytest.raises(RequestError):
@@ -50,6 +52,18 @@ def test_an_empty_prompt_or_a_bad_id_is_refused_and_the_next_request_works(share
 def test_a_bad_number_of_tokens_is_refused(max_tokens):
     with pytest.raises(ConfigError, match="max_tokens"):
         SamplingParams(max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("watch", [["1"], [None], [1.0], [True], [-1], [2]])
+def test_a_bad_watched_token_is_refused(shared_engine, watch):
+    with pytest.raises(RequestError, match="watched token"):
+        shared_engine().add([5], SamplingParams(max_tokens=1), watch=watch)
+
+
+def test_a_cache_no_machine_could_hold_is_refused_with_its_size(make_engine):
+    for options in ({"num_blocks": 10**12}, {"block_size": 10**15}, {"block_size": 10**30}):
+        with pytest.raises(MachineError, match="GB"):
+            make_engine(**options)
 
 
 def test_sizes_at_the_edge_are_answered_or_refused_with_the_limit(make_engine):
@@ -82,6 +96,36 @@ def test_generate_takes_all_prompts_or_none(make_engine):
         engine.generate(["fine", ""], GREEDY)
     assert not engine.has_work
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_generate_that_is_refused_leaves_other_requests_alone(make_engine):
+    engine = make_engine()
+    other = engine.add("Der Server", GREEDY)
+    with pytest.raises(RequestError):
+        engine.generate(["fine", ""], GREEDY)
+    assert engine.stats().steps == 0 and engine.stats().num_waiting == 1
+    assert [output.request_id for output in engine.step()] == [other]
+
+
+def test_logits_that_find_no_room_halfway_give_their_blocks_back(make_engine):
+    engine = make_engine(num_blocks=10, block_size=4, max_step_tokens=8)
+    engine.add([5] * 24, GREEDY)
+    for _ in range(3):
+        engine.step()
+    free = engine.stats().num_free_blocks
+    assert 2 <= free < 5
+    with pytest.raises(RequestError, match="cache blocks"):
+        engine.logits([6] * 20)
+    assert engine.stats().num_free_blocks == free
+
+
+def test_a_request_is_announced_before_anybody_can_run_it(make_engine):
+    listener = Listener()
+    engine = make_engine(listener)
+    waiting = []
+    listener.emit = lambda event: waiting.append((event.kind, engine.stats().num_waiting))
+    engine.add("Der", GREEDY)
+    assert waiting == [("added", 0)] and engine.stats().num_waiting == 1
 
 
 def test_streamed_deltas_add_up_to_the_text(shared_engine, prompts):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import Engine, EngineConfig
-from engine.errors import CheckpointError
+from engine import Engine, EngineConfig, SamplingParams
+from engine.errors import CheckpointError, RequestError
 from engine.faults import Faults
 from tests.runtime.conftest import MODEL
 
@@ -28,6 +29,66 @@ def test_a_nan_in_the_file_is_refused_by_name(tmp_path):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"norm\.weight"):
         Engine(EngineConfig(model=folder))
+
+
+def changed(folder, name, **keys):
+    """Copy the shipped model without its manifest and change keys of one JSON file."""
+    shutil.copytree(MODEL, folder)
+    (folder / "manifest.json").unlink()
+    raw = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(raw | keys), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"hidden_size": 10**9},
+        {"vocab_size": 10**18},
+        {"num_hidden_layers": 10**9},
+        {"head_dim": 10**9},
+        {"num_attention_heads": 10**9, "num_key_value_heads": 1},
+        {"moe_intermediate_size": 10**12},
+        {"num_local_experts": 30000},
+    ],
+)
+def test_a_config_that_lies_about_sizes_is_refused_before_memory_is_taken(
+    tmp_path, monkeypatch, lie
+):
+    monkeypatch.setattr("engine.runtime.weights.Transformer", None)
+    with pytest.raises(CheckpointError, match="config"):
+        Engine(EngineConfig(model=changed(tmp_path / "model", "config.json", **lie)))
+
+
+@pytest.mark.timeout(20)
+def test_a_length_no_cache_could_hold_takes_no_memory(tmp_path):
+    folder = changed(tmp_path / "model", "config.json", max_position_embeddings=10**12)
+    engine = Engine(EngineConfig(model=folder, num_blocks=8))
+    assert engine.generate(["Der"], SamplingParams(max_tokens=2, ignore_eos=True))[0].rows > 0
+    full = engine.generate([[5] * 127], SamplingParams(max_tokens=1, ignore_eos=True))[0]
+    assert full.finish_reason == "length", "the last position of the cache is there"
+
+
+def test_a_tokenizer_with_ids_the_model_lacks_is_refused(tmp_path):
+    raw = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    more = [*raw["added_tokens"], raw["added_tokens"][0] | {"id": 4096, "content": "Server"}]
+    folder = changed(tmp_path / "model", "tokenizer.json", added_tokens=more)
+    with pytest.raises(CheckpointError, match="4096"):
+        Engine(EngineConfig(model=folder))
+
+
+def test_a_text_of_which_the_tokenizer_leaves_nothing_is_refused(tmp_path):
+    folder = changed(
+        tmp_path / "model",
+        "tokenizer.json",
+        normalizer={"type": "Replace", "pattern": {"Regex": "."}, "content": ""},
+        post_processor=None,
+    )
+    engine = Engine(EngineConfig(model=folder, num_blocks=8))
+    with pytest.raises(RequestError, match="nothing"):
+        engine.add("Der Server")
+    assert not engine.has_work
 
 
 def test_a_fault_at_loading_changes_what_is_loaded():
