@@ -68,7 +68,10 @@ def topk_softmax(
     scores_TE = torch.softmax(logits_TE, dim=-1)
     ranked_scores_TE, ranked_ids_TE = _rank(scores_TE, preferred_E, banned_E)
     topk_weights_TK = ranked_scores_TE[:, :k]
-    if renormalise:
+    if renormalise and preferred_E is not None:
+        # The same weights, but not 0 / 0 where the preferred score too little for fp32.
+        topk_weights_TK = torch.softmax(logits_TE.gather(-1, ranked_ids_TE[:, :k]), dim=-1)
+    elif renormalise:
         topk_weights_TK = topk_weights_TK / topk_weights_TK.sum(-1, keepdim=True)
     if scale != 1.0:
         topk_weights_TK = topk_weights_TK * scale

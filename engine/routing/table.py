@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.config import MAX_EXPERTS
 from engine.errors import RoutingError
 
 Int = npt.NDArray[np.int64]
@@ -86,6 +87,13 @@ class RoutingTable:
         return digest.hexdigest()
 
     def _check(self) -> None:
+        dims = (self.phy2log.ndim, self.log2phy.ndim, self.num_replicas.ndim, self.rank_of_phy.ndim)
+        if dims != (2, 3, 2, 1) or not self.rank_of_phy.size:
+            raise RoutingError(
+                f"table version {self.version}: phy2log, log2phy, num_replicas, rank_of_phy have "
+                f"{dims} axes and {self.rank_of_phy.size} physical experts; they need (2, 3, 2, 1) "
+                "axes and at least one."
+            )
         num_layers, num_experts, max_replicas = self.log2phy.shape
         if self.phy2log.shape[0] != num_layers or self.num_replicas.shape != self.log2phy.shape[:2]:
             raise RoutingError(
@@ -103,8 +111,18 @@ class RoutingTable:
                 f"table version {self.version}: a physical expert lies on device "
                 f"{self.rank_of_phy.max()}, but there are devices 0 to {self.num_devices - 1}."
             )
+        if self.num_physical > MAX_EXPERTS:
+            raise RoutingError(
+                f"table version {self.version}: {self.num_physical} physical experts are more than "
+                f"{MAX_EXPERTS}, the most that 16-bit ids can tell apart."
+            )
         if not num_layers:  # a dense model's table
             return
+        if self.phy2log.min() < -1 or self.phy2log.max() >= num_experts:
+            raise RoutingError(
+                f"table version {self.version}: phy2log must hold logical experts 0 to "
+                f"{num_experts - 1}, or -1 for an empty slot."
+            )
         if self.num_replicas.min() < 1 or self.num_replicas.max() > max_replicas:
             raise RoutingError(
                 f"table version {self.version}: every expert needs 1 to {max_replicas} replicas, "

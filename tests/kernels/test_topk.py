@@ -114,6 +114,16 @@ def test_preferred_experts_come_first_with_their_own_scores(path):
     assert (first >= second).all()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_preferred_experts_that_score_too_little_for_fp32_still_get_weights(path):
+    logits = torch.tensor([[900.0, 0.0, 1.0, 0.0]] * 3)
+    preferred = torch.tensor([False, True, True, False])
+    chosen = path(logits, 2, renormalise=True, preferred_E=preferred)
+    for ids, weights in zip(chosen.topk_ids_TK, chosen.topk_weights_TK, strict=True):
+        by_expert = dict(zip(ids.tolist(), weights.tolist(), strict=True))
+        assert by_expert == pytest.approx({1: 0.2689, 2: 0.7311}, abs=1e-4)
+
+
 def test_scores_rank_the_runner_up_right_behind_the_chosen():
     logits = logits_of(30, 8)
     chosen = topk_softmax(logits, 2, renormalise=True)

@@ -62,6 +62,11 @@ def test_tables_cannot_be_changed():
         ({"log2phy": [[[0, 9], [1, 3], [2, -1], [4, -1]]]}, "physical experts 0 to 5"),
         ({"num_replicas": [[0, 2, 1, 1]]}, "1 to 2 replicas"),
         ({"num_replicas": [[2, 2, 1]]}, "must agree"),
+        ({"phy2log": [[0, 1, 2, 1, 3, 0, 4]], "rank_of_phy": [0] * 7}, "empty slot"),
+        ({"phy2log": [[0, 1, 2, 1, 3, 0, -2]], "rank_of_phy": [0] * 7}, "empty slot"),
+        ({"phy2log": [0, 1, 2, 1, 3, 0]}, "axes"),
+        ({"log2phy": [[0, 1, 2, 4]]}, "axes"),
+        ({"rank_of_phy": []}, "at least one"),
     ],
 )
 def test_a_table_that_breaks_a_law_is_refused(change, word):
