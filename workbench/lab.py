@@ -92,6 +92,27 @@ def running_lab(
 ) -> Iterator[tuple[Child, str]]:
     """Start JupyterLab; yield its process and its address with the token; end it after the block.
 
+    Takes the arguments of `lab_process` and raises what that does.
+
+    Raises:
+        MachineError: JupyterLab did not start.
+    """
+    with lab_process(notebook=notebook, port=port, settings=settings, more=more) as child:
+        yield child, str(child.report(READY_S)["url"])
+
+
+@contextlib.contextmanager
+def lab_process(
+    *,
+    notebook: str = START_NOTEBOOK,
+    port: int = DEFAULT_PORT,
+    settings: Path | None = None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[Child]:
+    """Start JupyterLab and yield its process at once; end it after the block.
+
+    Its report is `{"url"}`, with the token, once it listens.
+
     Args:
         notebook: what the address opens, relative to the checkout.
         port: first port to try; the next free one is taken.
@@ -100,7 +121,7 @@ def running_lab(
 
     Raises:
         ConfigError: the port is none.
-        MachineError: a package or the notebook is missing, or JupyterLab did not start.
+        MachineError: a package or the notebook is missing.
     """
     _check(notebook, port)
     with tempfile.TemporaryDirectory(
@@ -112,7 +133,7 @@ def running_lab(
         first_line = json.dumps({name: str(folder) for name, folder in folders.items()})
         child = Child("JupyterLab", command, first_line=first_line, folder=paths.root())
         try:
-            yield child, str(child.report(READY_S)["url"])
+            yield child
         finally:
             child.stop()
 

@@ -28,7 +28,7 @@ def main() -> int:
     """Start the workbench, take the pictures, end it."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "data" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "workbench", "start", "--json"]
+    command = [sys.executable, "-m", "workbench", "start", "--json", "--no-lab"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         try:
             url = json.loads(running.stdout.readline())["url"]

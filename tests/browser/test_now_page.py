@@ -115,7 +115,7 @@ def test_a_page_comes_back_by_itself_when_the_dashboard_does(visit):
     """Start, kill with SIGKILL, start again on the same port: the open page goes on."""
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "workbench", "start", "--json", "--port=5700"]
+        command = [sys.executable, "-m", "workbench", "start", "--json", "--no-lab", "--port=5700"]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     first = start()

@@ -47,7 +47,8 @@ class Running:
 
     def note_family(self) -> None:
         parent = psutil.Process(self.pid)
-        self.family = [parent, *parent.children(recursive=True)]
+        found = [parent, *parent.children(recursive=True)]
+        self.family += [process for process in found if process not in self.family]
 
     def wait_for_note(self, words: str) -> None:
         assert self.process.stderr is not None
@@ -65,7 +66,8 @@ def launch() -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(*arguments: str, **how: Any) -> Running:
-        command = [*how.pop("before", ()), sys.executable, "-m", "workbench", "start", *arguments]
+        program = how.pop("program", ("-m", "workbench", "start", "--no-lab"))
+        command = [*how.pop("before", ()), sys.executable, *program, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
         process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
         started.append(Running(process))
@@ -102,6 +104,48 @@ def test_it_serves_a_page_runs_the_engine_and_ctrl_c_ends_all_with_code_0(launch
     out, err = running.process.communicate(timeout=GONE_S)
     assert running.process.returncode == 0, err
     assert out == "" and "SIGINT" in err and "Traceback" not in err
+    running.assert_all_gone()
+
+
+WITH_LAB = """
+import sys
+from workbench.start import start
+sys.exit(start(as_json=True, port=int(sys.argv[1]), notebook="README.md", lab_port=18890))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_jupyterlab_runs_beside_it_and_goes_with_it_and_so_does_a_kernel(launch, name):
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 18890)):
+        running = launch(str(free_port()), program=("-c", WITH_LAB))
+        running.ready()
+    lab_url = running.report["lab_url"]
+    assert ":18890/" not in lab_url, "the next free port"
+    base, _, token = lab_url.partition("/lab/")
+    token = token.rpartition("token=")[2]
+    asked = urllib.request.Request(
+        f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"}, method="POST"
+    )
+    assert json.load(urllib.request.urlopen(asked, timeout=30))["id"]
+    refused = urllib.request.Request(f"{base}/api/kernels")
+    with pytest.raises(OSError, match="403"):
+        urllib.request.urlopen(refused, timeout=10)
+    running.note_family()
+    assert len(running.family) >= 4, "engine, dashboard, JupyterLab, kernel"
+    running.process.send_signal(signal.Signals[name])
+    running.process.wait(timeout=3 * GONE_S)
+    running.assert_all_gone()
+
+
+def test_without_jupyterlab_that_is_said_and_the_rest_runs(launch):
+    program = ("-c", WITH_LAB.replace("README.md", "no-such-notebook.ipynb"))
+    running = launch(str(free_port()), program=program)
+    running.ready()
+    assert running.report["lab_url"] is None
+    running.process.send_signal(signal.SIGINT)
+    _, err = running.process.communicate(timeout=GONE_S)
+    assert "JupyterLab is left out: no-such-notebook.ipynb" in err
+    assert running.process.returncode == 0
     running.assert_all_gone()
 
 
@@ -168,6 +212,7 @@ def test_a_dead_dashboard_is_told_and_ends_the_engine(launch):
     [
         ({"port": 0}, ConfigError, "port"),
         ({"port": 70000}, ConfigError, "port"),
+        ({"lab_port": 0}, ConfigError, "lab_port"),
         ({"seconds": 0.0}, ConfigError, "seconds"),
         ({"running": 0}, ConfigError, "running"),
         ({"devices": 0}, ConfigError, "num_devices"),

@@ -1,4 +1,4 @@
-"""`workbench start`: the engine at work on mixed traffic, and the live dashboard beside it."""
+"""`workbench start`: the engine at work on mixed traffic, dashboard and JupyterLab beside it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ def start(
     seconds: Annotated[
         float | None, typer.Option(help="End after so many seconds; without it, on Ctrl-C.")
     ] = None,
+    lab: Annotated[bool, typer.Option(help="Also run JupyterLab on the lessons.")] = True,
+    lab_port: Annotated[
+        int, typer.Option(help="First port to try for JupyterLab; the next free one is taken.")
+    ] = 8888,
     as_json: JsonOption = False,
 ) -> None:
-    """Start engine and dashboard, print the address; Ctrl-C ends both."""
+    """Start engine, dashboard and JupyterLab, print the addresses; Ctrl-C ends all of it."""
     from workbench.start import start as run
 
     code = run(
@@ -37,6 +41,8 @@ def start(
         running=running,
         threads=threads,
         seconds=seconds,
+        lab=lab,
+        lab_port=lab_port,
         as_json=as_json,
     )
     raise typer.Exit(code)
