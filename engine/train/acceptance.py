@@ -48,19 +48,23 @@ class Acceptance:
 
 
 @torch.no_grad()
-def greedy_text(network: Network, prompts_BT: Tensor, num_tokens: int) -> Tensor:
+def greedy_text(
+    network: Network, prompts_BT: Tensor, num_tokens: int, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     """Continue every prompt [B, T] greedily to [B, T + num_tokens]; no cache."""
     ids = prompts_BT
     for _ in range(num_tokens):
-        logits, _ = network(ids, torch.bfloat16)
+        logits, _ = network(ids, dtype)
         ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 
 
 @torch.no_grad()
-def agreement(draft: Network, text_BT: Tensor, num_prompt: int) -> Tensor:
+def agreement(
+    draft: Network, text_BT: Tensor, num_prompt: int, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
     """Return where the draft would have written the same token: [B, T - num_prompt] bool."""
-    logits, _ = draft(text_BT[:, :-1], torch.bfloat16)
+    logits, _ = draft(text_BT[:, :-1], dtype)
     agrees: Tensor = logits.argmax(-1) == text_BT[:, 1:]
     return agrees[:, num_prompt - 1 :]
 

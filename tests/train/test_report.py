@@ -70,10 +70,12 @@ def test_accepted_tokens_of_the_worked_example() -> None:
 
 def test_a_draft_equal_to_the_target_is_always_accepted_and_another_is_not() -> None:
     target, other = (scrambled(Network(TINY, seed=seed)) for seed in (1, 2))
-    text = greedy_text(target, torch.randint(3, 4096, (3, 8)), 12)
+    prompts = torch.randint(3, 4096, (3, 8), generator=torch.Generator().manual_seed(0))
+    # In fp32: in bf16 the logits of untrained models have ties that other shapes break otherwise.
+    text = greedy_text(target, prompts, 12, torch.float32)
     assert text.shape == (3, 20)
-    assert agreement(target, text, 8).float().mean() > 0.9
-    assert agreement(other, text, 8).float().mean() < 0.5
+    assert agreement(target, text, 8, torch.float32).float().mean() > 0.9
+    assert agreement(other, text, 8, torch.float32).float().mean() < 0.5
 
 
 def test_tables_show_means_and_totals() -> None:
