@@ -15,6 +15,10 @@ from tokenizers import Tokenizer as HfTokenizer
 from engine.errors import CheckpointError
 
 
+MAX_IDS = 1 << 22
+"""More than any vocabulary has."""
+
+
 class Tokenizer:
     """The byte-level tokenizer of one model folder."""
 
@@ -31,6 +35,11 @@ class Tokenizer:
             self._hf = HfTokenizer.from_file(str(path))
         except Exception as broken:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read: {broken}.") from None
+        # The library's own writer walks through all ids up to the highest one.
+        if (last := max(self._hf.get_vocab().values(), default=0)) >= MAX_IDS:
+            raise CheckpointError(
+                f"{path}: token id {last} is beyond {MAX_IDS - 1}; it is damaged."
+            )
         if "ByteLevel" not in json.dumps(json.loads(self._hf.to_str())["decoder"]):
             raise CheckpointError(
                 f"{path} is not a byte-level tokenizer; this engine decodes only those."

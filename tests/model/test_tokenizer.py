@@ -20,7 +20,7 @@ def tokenizer(folder, change):
     return Tokenizer(folder)
 
 
-@pytest.mark.parametrize("token_id", [4096, 5000, 2**31])
+@pytest.mark.parametrize("token_id", [4096, 5000])
 def test_an_id_far_beyond_the_others_costs_nothing_and_decodes(tmp_path, token_id):
     vocab = RAW["model"]["vocab"] | {"zzzq": token_id}
     odd = tokenizer(tmp_path, {"model": RAW["model"] | {"vocab": vocab}})
@@ -47,6 +47,13 @@ def test_cutting_and_filling_of_training_batches_is_switched_off(tmp_path):
         },
     }
     assert tokenizer(tmp_path, change).encode(TEXT) == Tokenizer(SHIPPED).encode(TEXT)
+
+
+@pytest.mark.timeout(20)
+def test_an_id_that_no_vocabulary_reaches_is_refused_at_once(tmp_path):
+    vocab = RAW["model"]["vocab"] | {"zzzq": 2**31}
+    with pytest.raises(CheckpointError, match="token id 2147483648"):
+        tokenizer(tmp_path, {"model": RAW["model"] | {"vocab": vocab}})
 
 
 @pytest.mark.parametrize(
