@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from workbench.commands import bench, doctor, drill, explain, generate, lab, model, start, trace
+from workbench.commands import (
+    bench,
+    demo,
+    doctor,
+    drill,
+    explain,
+    generate,
+    lab,
+    model,
+    start,
+    trace,
+)
 
 app = typer.Typer(
     name="workbench",
@@ -47,4 +58,5 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.doctor)
 app.add_typer(drill.app, name="drill")
+app.add_typer(demo.app, name="demo")
 app.add_typer(bench.app, name="bench")
