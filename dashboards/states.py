@@ -25,6 +25,8 @@ STATES: dict[str, Look] = {
     "live": Look("●", "Live", "good"),
     "idle": Look("○", "Idle", "muted"),
     "paused": Look("‖", "Traffic paused", "muted"),
+    "replay": Look("▶", "Recording", "good"),
+    "held": Look("‖", "Recording held", "muted"),
     "stalled": Look("▲", "Stalled", "warn"),
     "gone": Look("■", "Engine gone", "bad"),
     "refused": Look("■", "Refused", "bad"),

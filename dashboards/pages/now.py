@@ -100,6 +100,7 @@ class Now(Session):
             **_stages(snapshot),
             **self._texts(snapshot),
             **_load(snapshot, load, self.domain),
+            "label": snapshot.frame.meta["label"] if snapshot.frame else "",
             "domain": self.domain,
             "map_pressed": "true" if self.view == "map" else "false",
             "table_pressed": "true" if self.view == "table" else "false",
