@@ -51,6 +51,8 @@ def runner(drill, state):
         wait_for(lambda: store.current() is not None or process.poll() is not None)
         facts = store.current()
         assert facts is not None, process.communicate()
+        while "The drill runs" not in (line := process.stderr.readline()):
+            assert line, "the runner has ended"
         yield process, facts
     finally:
         if process.poll() is None:
@@ -135,6 +137,17 @@ def test_other_signals_to_the_runner_restore_as_well(tmp_path, number):
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
     assert json.loads(out)["proof"]["restored"] and ended(facts)
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_drill_starts_leaves_nothing(tmp_path):
+    process = command("run", "routing-jitter", "--json", state=tmp_path)
+    wait_for(lambda: Store.at(tmp_path).busy)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_for(lambda: not Store.at(tmp_path).busy, 20)
+    assert Store.at(tmp_path).current() is None
 
 
 @pytest.mark.slow

@@ -336,7 +336,7 @@ def _run(
                 try:
                     if not as_json:
                         _print_briefing(_console(), running.briefing())
-                        say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
+                    say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
                     _hold(running, quiet=as_json)
                 except Ended as asked:
                     return running.finish(f"ended by {asked.name}", graded=False)

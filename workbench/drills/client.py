@@ -184,7 +184,8 @@ def start(
             raise MachineError("the drill ended as soon as it had started.")
         return Drill(facts, store, child)
     except BaseException:
-        child.stop()
+        child.stop()  # its engine goes with it
+        clean(store)
         raise
 
 
