@@ -14,7 +14,6 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from engine.errors import CheckpointError
 
-
 MAX_IDS = 1 << 22
 """More than any vocabulary has."""
 

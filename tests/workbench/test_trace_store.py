@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from engine.events import ControlEvent, TextEvent
 from workbench.trace import Recorder, Trace, load, replay, save
 from workbench.trace import synthetic as made
 from workbench.trace.schema import COLUMNS, VERSION
+from workbench.trace.store import check_place
 
 
 def record(events) -> Trace:
@@ -307,8 +309,63 @@ def test_tables_that_do_not_fit_together_are_refused(file, trace, name):
 
 
 @pytest.mark.parametrize(
+    "lie",
+    [
+        {"num_experts": 10**9},
+        {"num_experts": 2**63},
+        {"top_k": 9},
+        {"num_devices": 0},
+        {"num_devices": 10**9},
+        {"num_layers": 10**9},
+        {"num_layers": 10**6, "moe_layers": list(range(10**6))},
+        {"moe_layers": [-1, 0, 1, 2]},
+        {"moe_layers": [0, 1, 2, 4]},
+        {"rank_of_phy": [10**30]},
+        {"time_s": float("nan")},
+    ],
+)
+def test_a_start_record_that_lies_is_refused_before_anything_is_sized_by_it(file, lie):
+    def change(members):
+        manifest = json.loads(members["manifest.json"])
+        manifest["start"] |= lie
+        members["manifest.json"] = json.dumps(manifest).encode()
+
+    rewrite(file, change)
+    assert_refused(file, next(iter(lie)) if len(lie) == 1 else "num_layers")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps/time_s", np.nan),
+        ("steps/time_s", -1.0),
+        ("steps/duration_ms", np.nan),
+        ("steps/duration_ms", np.inf),
+        ("steps/duration_ms", 1e308),
+        ("steps/stage_ms", np.inf),
+        ("steps/stage_ms", -1.0),
+    ],
+)
+def test_a_time_that_is_none_is_refused(file, trace, name, value):
+    def change(members):
+        column = trace.columns[name].copy()
+        column.reshape(-1)[-1] = value
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, column)
+        members[f"{name}.npy"] = buffer.getvalue()
+
+    rewrite(file, change)
+    assert_refused(file, f"'{name}'")
+
+
+@pytest.mark.parametrize(
     "note",
     [
+        [
+            9999,
+            "control",
+            {"action": "x", "detail": {}, "table_version": 1, "time_s": float("nan")},
+        ],
         [9999, "text", {"request_id": 1}],
         [9999, "gossip", {}],
         [-1, "text", {}],
@@ -347,3 +404,12 @@ def test_a_place_that_cannot_be_written_is_named(trace, tmp_path):
         save(trace, tmp_path / "none" / "x.moetrace")
     with pytest.raises(TraceError, match="cannot write trace"):
         save(trace, tmp_path)
+
+
+def test_a_trace_never_takes_the_place_of_a_device_or_a_pipe(trace, tmp_path):
+    pipe = tmp_path / "pipe.moetrace"
+    os.mkfifo(pipe)
+    for write in (lambda: check_place(pipe), lambda: save(trace, pipe)):
+        with pytest.raises(TraceError, match="not a regular file"):
+            write()
+    assert pipe.is_fifo()

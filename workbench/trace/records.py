@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from engine.errors import TraceError
 from engine.events import ControlEvent, Decision, RequestEvent, StartEvent, TextEvent
-from workbench.trace.schema import COLUMNS, Array
+from workbench.trace.schema import COLUMNS, Array, check_start
 from workbench.trace.trace import Note, Trace
 
 R = TypeVar("R")
@@ -68,11 +69,10 @@ def unpack_start(value: Any) -> StartEvent:
     """Return the start event, refusing shapes that make no sense.
 
     Raises:
-        TraceError: a field is missing, of another type, or negative.
+        TraceError: a field is missing, of another type, or out of range.
     """
     start = unpack(StartEvent, value)
-    if start.num_experts < 0 or start.top_k < 0 or start.num_layers < len(start.moe_layers):
-        raise TraceError("its start record has impossible sizes.")
+    check_start(start)
     return start
 
 
@@ -132,6 +132,8 @@ def _checked(kind: type, name: str, annotation: str, value: Any) -> Any:
         if any(type(item) is not wanted for item in value):
             raise TraceError(f"{kind.__name__}.{name} is not {annotation}.")
         return tuple(value)
+    if annotation == "float" and not math.isfinite(value):
+        raise TraceError(f"{kind.__name__}.{name} is {value!r}, not a finite number.")
     return float(value) if annotation == "float" else value
 
 

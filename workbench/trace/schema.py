@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.config import MAX_EXPERTS
 from engine.errors import TraceError
 from engine.events import CAUSES, STAGES, StartEvent
 
@@ -27,6 +28,8 @@ VERSION = 1
 """Raised whenever a reader of the version before would misread the file."""
 
 SUFFIX = ".moetrace"
+
+MAX_LAYERS = 1024
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +72,10 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Every array of a trace: dtype and the letters of its shape. `stage_ms` holds NaN for a stage
 that a step did not report."""
 
+TIMES = ("steps/time_s", "steps/duration_ms", "steps/stage_ms")
+LONGEST = 1e11
+"""Most seconds or milliseconds in a column of times."""
+
 EXPERT_COLUMNS = ("rows/topk_ids", "decisions/topk_ids", "decisions/runner_up")
 """Columns of logical experts: -1 or 0 .. E - 1."""
 
@@ -87,12 +94,35 @@ def sizes(start: StartEvent, *, steps: int, rows: int, decisions: int) -> dict[s
     }
 
 
+def check_start(start: StartEvent) -> None:
+    """Refuse a start record whose sizes cannot be: readers take memory by them.
+
+    Raises:
+        TraceError: a size, a layer or a device is out of range.
+    """
+    layers, ranks = start.moe_layers, start.rank_of_phy
+    for name, values, low, high in (
+        ("num_experts", (start.num_experts,), 0, MAX_EXPERTS),
+        ("top_k", (start.top_k,), 0, start.num_experts),
+        ("num_devices", (start.num_devices,), 1, MAX_EXPERTS),
+        ("num_layers", (start.num_layers,), len(layers), MAX_LAYERS),
+        ("moe_layers", layers, 0, start.num_layers - 1),
+        ("rank_of_phy", ranks, -1, MAX_EXPERTS),
+    ):
+        for value in values:
+            if not low <= value <= high:
+                raise TraceError(
+                    f"its start record says {name} {value}; allowed is {low} to {high}."
+                )
+
+
 def check(start: StartEvent, columns: Mapping[str, Array]) -> None:
     """Refuse columns that break a law of the format.
 
     Raises:
         TraceError: a column is missing, has another dtype or shape, or holds an id out of range.
     """
+    check_start(start)
     missing = [name for name in COLUMNS if name not in columns]
     if missing:
         raise TraceError(f"the trace lacks the column {missing[0]!r}.")
@@ -119,6 +149,12 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
     for name in ("rows/phy_ids", "decisions/physical"):
         _check_range(name, columns[name], -1, np.iinfo(np.int16).max)
     _check_range("rows/causes", columns["rows/causes"], 0, len(CAUSES) - 1)
+    for name in TIMES:
+        column = columns[name]
+        if name == "steps/stage_ms":
+            column = column[~np.isnan(column)]
+        if not ((column >= 0) & (column <= LONGEST)).all():
+            raise TraceError(f"column {name!r} holds a time that is not within 0 to {LONGEST:g}.")
     num_steps = len(columns["steps/step"])
     step_index = columns["decisions/step_index"]
     _check_range("decisions/step_index", step_index, 0, num_steps - 1)

@@ -63,6 +63,7 @@ def save(trace: Trace, path: str | Path) -> Path:
         TraceError: the file cannot be written there, or an event holds what JSON cannot.
     """
     path = Path(path)
+    _refuse_special(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as file:
@@ -82,7 +83,7 @@ def check_place(path: str | Path) -> None:
     """Refuse at once a place to which `save` cannot write later.
 
     Raises:
-        TraceError: `path` is a folder, or its folder is missing or read-only.
+        TraceError: `path` is a folder or a device, or its folder is missing or read-only.
     """
     path = Path(path)
     if path.is_dir():
@@ -91,6 +92,7 @@ def check_place(path: str | Path) -> None:
         raise TraceError(f"cannot write trace {path}: its folder does not exist; make it first.")
     if not os.access(path.parent, os.W_OK):
         raise TraceError(f"cannot write trace {path}: its folder is read-only.")
+    _refuse_special(path)
 
 
 def load(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Trace:
@@ -122,6 +124,12 @@ def load(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Trace:
             ) from None
         except TraceError as wrong:
             raise TraceError(f"{path} cannot be used: {wrong}") from None
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse to put a file in the place of a device, a pipe or a socket."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise TraceError(f"cannot write trace {path}: it is not a regular file; name another.")
 
 
 def _write(trace: Trace, file: BinaryIO) -> None:
