@@ -40,8 +40,10 @@ def test_a_page_needs_nothing_else_and_holds_marks_checks_and_proof(journal):
 def test_signals_are_drawn_with_the_acts(journal):
     signal = journal["signals"][0]["key"]
     samples = [{"at_s": at, "values": {signal: at / 4}} for at in (0.0, 1.0, 2.0)]
-    html = page(journal | {"samples": samples})
-    assert html.count("<polyline") == 1 and "class=act" in html and "class=right" in html
+    act = {"at_s": 1.5, "what": "act", "said": "published"}
+    html = page(journal | {"samples": samples, "events": [act]})
+    assert "class=act" in html and "class=right" in html
+    assert html.count("<polyline") == 2, "a curve goes on over an act as if nothing had happened"
 
 
 def test_text_from_a_journal_is_escaped(journal):
