@@ -147,3 +147,15 @@ def test_non_contiguous_rows_are_read_right():
     assert not strided.is_contiguous()
     expected = reference.moe(x, ids, weights, gate_up, down)
     assert close(run_moe(GROUPED[1], strided, ids, weights, gate_up, down), expected, 2e-5)
+
+
+def test_products_and_sums_are_made_in_fp32_and_rounded_once():
+    out = torch.tensor([[1.0], [2.0**-8], [2.0**-8]], dtype=torch.bfloat16)
+    weights = torch.tensor([[1.0, 1.0, 1.0]])
+    y = combine(out, weights, torch.tensor([0, 1, 2]))
+    assert y.dtype == torch.bfloat16
+    assert y.item() == 1 + 2.0**-7, "each small addend alone would be rounded away"
+    out = torch.tensor([[1 + 2.0**-7], [1.0]], dtype=torch.bfloat16)
+    weights = torch.tensor([[1 + 2.0**-7, -(1 + 2.0**-6)]])
+    small = combine(out, weights, torch.tensor([0, 1])).item()
+    assert small == 2.0**-14, "products are not rounded to the rows' format"

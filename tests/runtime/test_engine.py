@@ -9,6 +9,7 @@ from engine import SamplingParams
 from engine.errors import ConfigError, MachineError, RequestError
 from engine.events import RequestEvent, StartEvent, StepEvent, TextEvent
 from engine.faults import Faults
+from engine.routing.placement import filled
 from tests.runtime.conftest import Listener
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -232,6 +233,18 @@ def test_events_tell_the_whole_story_of_a_request(make_engine):
         assert (step.margins >= 0).all() and step.bad_rows == 0
         assert 0 < sum(step.stage_ms.values()) <= step.duration_ms * 1.05
         assert 0 < step.overhead_share < 1
+
+
+def test_every_row_has_its_sequences_home_and_runs_there_if_it_can(make_engine, prompts):
+    listener = Listener()
+    engine = make_engine(listener, num_devices=3)
+    everywhere = np.tile(np.arange(8), (4, 3))
+    engine.control.publish_table(filled(everywhere, np.repeat(np.arange(3), 8), 8, 3, version=1))
+    engine.generate(prompts, GREEDY)
+    for step in listener.of(StepEvent):
+        assert (step.homes == step.request_ids % 3).all()
+        assert (step.phy_ids // 8 == step.homes[:, None, None]).all()
+    assert {0, 1, 2} == {int(home) for step in listener.of(StepEvent) for home in step.homes}
 
 
 def test_nothing_is_recorded_when_nobody_listens(make_engine, monkeypatch):
