@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from workbench.drills.opening import opened
 from workbench.drills.scenario import find
-from workbench.drills.session import Session, opened
+from workbench.drills.session import Session
 
 DRILLS = ("hot-expert", "routing-jitter", "half-updated-table")
 

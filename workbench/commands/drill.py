@@ -308,9 +308,9 @@ def _act(state: Path | None, act: str, **arguments: Any) -> None:
 def _rehearse(
     drill: str, way: str, model: str, seed: int | None, minutes: float | None
 ) -> dict[str, Any]:
+    from workbench.drills.opening import opened
     from workbench.drills.rehearsal import rehearse
     from workbench.drills.scenario import find
-    from workbench.drills.session import opened
 
     with opened(find(drill), model=model, seed=seed, minutes=minutes) as session:
         return rehearse(session, way)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import ConfigError, MachineError, RequestError
-from engine.events import ControlEvent, Event, Sink, Tee
 from engine.routing.table import RoutingTable
-from workbench import paths
 from workbench.drills.acts import Hands, perform
 from workbench.drills.checks import (
     COULD_NOT_RUN,
@@ -33,16 +30,13 @@ from workbench.drills.injector import ACTIONS, Target
 from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable
 from workbench.drills.proof import hashes
 from workbench.drills.scenario import Call, Scenario
-from workbench.trace.recorder import Recorder
+from workbench.drills.window import Window
 from workbench.traffic import Prompt, Traffic, corpus_prompts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from engine import Engine
     from engine.runtime.engine import RequestOutput
 
-WINDOW_ROWS = 4096
 PATIENCE_STEPS = 400
 """Steps a check waits for evidence."""
 SAMPLE_EVERY_S = 1.0
@@ -407,78 +401,6 @@ class Session:
 
     def _note(self, what: str, **detail: Any) -> None:
         self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
-
-
-class Window(Recorder):
-    """A recorder of the recent past that can look away."""
-
-    enabled = True
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Within this, record nothing: what is asked here is no traffic."""
-        self.enabled = False
-        try:
-            yield
-        finally:
-            self.enabled = True
-
-
-class Discreet:
-    """Passes on every event but those that would tell what a drill has broken."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the sink behind it listens."""
-        return self._sink.enabled
-
-    def emit(self, event: Event) -> None:
-        """Pass an event on unless it is about a fault."""
-        if not (isinstance(event, ControlEvent) and event.action in ("inject", "clear")):
-            self._sink.emit(event)
-
-
-@contextmanager
-def opened(
-    scenario: Scenario,
-    *,
-    model: str = paths.DEFAULT_MODEL,
-    sink: Sink | None = None,
-    **options: Any,
-) -> Iterator[Session]:
-    """Start an engine for a drill and close it after; the drill is restored however this ends.
-
-    Args:
-        scenario: the drill.
-        model: folder or name of the model.
-        sink: who else listens to the engine, such as its telemetry.
-        options: of `Session`.
-
-    Raises:
-        CheckpointError: the model folder is missing or damaged.
-        ConfigError: the model has no experts.
-    """
-    from engine import Engine, EngineConfig
-
-    window = Window(max_rows=WINDOW_ROWS)
-    config = EngineConfig(
-        model=paths.model_folder(model),
-        num_devices=scenario.needs["devices"],
-        num_blocks=1024,
-        num_threads=1,
-    )
-    sinks = [window] if sink is None else [window, sink]
-    with closing(Engine(config, sink=Discreet(Tee(sinks)))) as engine:
-        if not engine.model_config.is_moe:
-            raise ConfigError(f"model ({model}) is dense; a drill needs one with experts.")
-        session = Session(scenario, engine, window, **options)
-        try:
-            yield session
-        finally:
-            session.finish("broken off", graded=False)
 
 
 def _questions(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
