@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import panel as pn
 from panel.io.server import get_server
@@ -18,7 +19,7 @@ from tornado.web import RequestHandler
 
 from dashboards import theme as themes
 from dashboards.page import Page
-from dashboards.pages import drills, experts, now, step
+from dashboards.pages import demo, drills, experts, now, step
 from dashboards.source import Source
 from engine.errors import MachineError
 
@@ -41,6 +42,7 @@ ROUTES = (
     Route("/experts", "Experts", experts.build),
     Route("/step", "Step", step.build),
     Route("/drills", "Drills", drills.build),
+    Route("/demo", "Demo", demo.build),
 )
 """Path -> page. The order is that of the links on top of every page."""
 
@@ -122,10 +124,10 @@ def arguments() -> dict[str, str]:
 def frame_of(chosen: Mapping[str, str], theme: str) -> dict[str, Any]:
     """Return what surrounds every page: links to the pages, and to this one in the other theme."""
     other = themes.THEMES[1 - themes.THEMES.index(theme)]
+    # A presenter who looks at another page comes back as the presenter.
+    kept = urlencode({"theme": theme} | {name: chosen[name] for name in ("key",) if name in chosen})
     return {
-        "routes": [
-            {"title": route.title, "href": f".{route.path}?theme={theme}"} for route in ROUTES
-        ],
+        "routes": [{"title": route.title, "href": f".{route.path}?{kept}"} for route in ROUTES],
         "other_theme": {
             "name": other,
             "word": other.capitalize(),

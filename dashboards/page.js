@@ -2,11 +2,13 @@
 
 const LOST_MS = 5000; // this long without a beat: the dashboard's process is gone
 const RETRY_MS = 2000;
+const KEYS = { ArrowLeft: "left", ArrowRight: "right", Home: "home", End: "end", Escape: "escape" };
 const CHILDREN = ["figure", "second"];
 
 function render({ model, el }) {
   const root = document.createElement("div");
   root.className = "screen"; // Panel calls its own element after the Python class
+  let built = null; // the skeleton that stands
   let bindings = [];
   let actions = []; // the last few: changes within 50 ms reach Python as one
   let count = 0;
@@ -27,7 +29,8 @@ function render({ model, el }) {
   };
 
   const build = () => {
-    root.innerHTML = model.get("skeleton");
+    built = model.get("skeleton");
+    root.innerHTML = built;
     bindings = [];
     for (const element of root.querySelectorAll("*")) {
       for (const { name, value } of [...element.attributes]) {
@@ -81,6 +84,8 @@ function render({ model, el }) {
   const dialog = (name) => root.querySelector(`dialog[data-name="${name}"]`);
 
   const fill = () => {
+    // A change that arrives while the page is being put up may not be told of.
+    if (model.get("skeleton") !== built) return build();
     const values = model.get("values");
     for (const [element, attribute, key] of bindings) {
       if (!(key in values)) continue;
@@ -130,7 +135,7 @@ function render({ model, el }) {
     else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")) return;
     else if (event.key === " ") {
       if (typing || !press("space")) return;
-    } else if (!/^[a-z0-9]$/.test(event.key) || !press(event.key)) return;
+    } else if (!press(KEYS[event.key] ?? (/^[a-z0-9]$/.test(event.key) ? event.key : "none"))) return;
     event.preventDefault();
   };
   document.addEventListener("keydown", onKey);

@@ -28,7 +28,7 @@ def test_a_line_says_value_and_bounds():
         (2, 2, "experts", "exactly 2"),
         (0.95, 1, "share", "at least 95 %"),
         (0, 0.6, "share", "at most 60 %"),
-        (0.999, 1.001, "sum", "0.999 to 1.001"),
+        (0.999, 1.001, "", "0.999 to 1.001"),
         (5, 1e6, "rows/s", "at least 5"),
     ],
 )

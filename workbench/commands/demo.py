@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from workbench.options import JsonOption, ModelOption
 from workbench.output import print_json, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from workbench.demos.player import Check
     from workbench.demos.playlist import Step
@@ -81,6 +82,51 @@ def play(
         print(f"\n{_verdict(report)}")
     if not report["passed"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def present(
+    demo: DemoArgument,
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    port: Annotated[
+        int, typer.Option(help="First port to try for the dashboard; the next free one is taken.")
+    ] = 5006,
+    running: RunningOption = 8,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one product; without it, half of the cores.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start engine and dashboard; print a link for the presenter and one for the viewers."""
+    from workbench import demos
+    from workbench.demos.present import present as run
+    from workbench.lifecycle import Ended, ending_signals
+
+    playlist = demos.find(demo)
+    try:
+        with ending_signals():
+            run(
+                playlist,
+                ready=_print_links_as_json if as_json else _print_links,
+                model=model,
+                port=port,
+                running=running,
+                threads=threads,
+            )
+    except Ended as ended:
+        say(f"{ended.name}: the demo has ended, and everything with it")
+
+
+def _print_links(links: Mapping[str, Any]) -> None:
+    print(f"\n  Presenter  {links['presenter_url']}\n  Viewers    {links['viewer_url']}\n")
+    print(
+        "  The presenter's link drives the demo: keep it to yourself. Ctrl-C ends it.", flush=True
+    )
+
+
+def _print_links_as_json(links: Mapping[str, Any]) -> None:
+    print(json.dumps(dict(links)), flush=True)
 
 
 def _report(summary: dict[str, Any], steps: list[Any], restored: bool) -> dict[str, Any]:

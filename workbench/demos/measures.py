@@ -38,7 +38,7 @@ class Measure(NamedTuple):
 
     take: Callable[..., float | None]
     unit: str
-    """`×`, `share` (0 to 1), or what is counted."""
+    """`×`, `share` (0 to 1), what is counted, or nothing."""
     formula: str
 
 
@@ -140,7 +140,7 @@ MEASURES: dict[str, Measure] = {
         overhead_share, "share", "(select + place + dispatch) / step time, over all steps"
     ),
     "watched_tokens": Measure(watched_tokens, "tokens", "tokens whose decisions are recorded"),
-    "weights_sum": Measure(weights_sum, "sum", "sum of a token's weights, furthest from 1"),
+    "weights_sum": Measure(weights_sum, "", "sum of a token's weights, furthest from 1"),
     "quality_kept": Measure(
         quality_kept, "×", "held-out next tokens foreseen now / the same at the start"
     ),

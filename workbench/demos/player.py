@@ -79,6 +79,8 @@ class Player:
         """Place of the step that is shown; -1 before the first."""
         self.visit = 0
         """Counts the steps entered, so that two visits to one step differ."""
+        self.news = 0
+        """Counts what has changed for those who look: steps entered, measurements, an exhibit."""
         self.checks: list[Check] = []
         self.done: list[str] = []
         """What the step's actions did, one sentence each."""
@@ -130,6 +132,7 @@ class Player:
         if self.step.view["kind"] == "stepper":
             self._watched = self.traffic.watch(self.engine, self.step.view["text"])
         self._entered_s = self._measured_s = self._clock()
+        self.news += 1
 
     def run(self) -> bool:
         """Run one step of the engine; measure when it is time; return whether there was work."""
@@ -197,10 +200,12 @@ class Player:
         self.exhibit = stepper_state(
             self._recent.trace(), self._watched, tokenizer=self.engine.tokenizer
         )
+        self.news += 1
 
     def _measure(self) -> None:
         """Measure what does not hold yet; once it holds it stays so."""
         self._measured_s = self._clock()
+        self.news += 1
         spent_s = self._measured_s - self._entered_s
         readings = Readings(self._recent.trace(), self._questions.kept, self._watched)
         for check in self.checks:

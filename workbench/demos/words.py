@@ -25,7 +25,7 @@ def measured(check: Mapping[str, Any]) -> str:
     value, unit = check["value"], check["unit"]
     if value is None:
         return NOTHING
-    return f"{100 * value:.1f} %" if unit == "share" else f"{_number(value)} {unit}"
+    return f"{100 * value:.1f} %" if unit == "share" else f"{_number(value)} {unit}".rstrip()
 
 
 def bounds(check: Mapping[str, Any]) -> str:

@@ -1,0 +1,295 @@
+"""The page *Demo*: one step at a time, led by a presenter; whoever looks may follow or explore.
+
+What is shown is what the engine's process says in the fact `demo`; the texts are read from the
+playlist. The presenter's page has the key in its address and asks the engine's process to move on.
+Every other page follows, or goes its own way until its reader comes back. Without a presenter the
+page can be read alone, with live pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dashboards import readings
+from dashboards.maps import PageMap
+from dashboards.readings import ALL
+from dashboards.session import Session, builder
+from dashboards.source import Snapshot
+from dashboards.states import overhead_limit
+from engine.errors import WorkbenchError
+from engine.events import STAGES
+from workbench.demos.playlist import Playlist, Step, find, playlists
+from workbench.demos.words import bounds, measured
+from workbench.widgets import load_spec, stepper_pane
+from workbench.widgets.steps import STAGES as STEPPER_STAGES
+
+METER_TOP = 15.0
+"""The overhead meter's right end, in per cent."""
+CHECKS = {
+    "waiting": ("◌", "measuring", "muted"),
+    "holds": ("✓", "as expected", "good"),
+    "late": ("▲", "not as expected", "warn"),
+}
+"""State of an expectation -> symbol, word and tone."""
+_STYLES = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
+_BARE = """
+.trw { border: 0; border-radius: 0; padding: 0; background: none; }
+.trw-head h2 { display: none; }
+.trw-text { max-height: 116px; }
+"""
+
+
+class Demo(Session):
+    """One session of the page: the presenter's, or one that follows or explores."""
+
+    title = "Demo"
+    template = "demo.html"
+
+    def setup(self) -> dict[str, Any]:
+        """Read the presenter's key from the address; make map and stepper."""
+        self.key = self.chosen.get("key", "")
+        self.own: int | None = None
+        """The step this reader has gone to; None follows the presenter."""
+        self.map = PageMap(self.theme)
+        self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
+        self.stepper.state = ""
+        self._loaded = self._loading = -1
+        return {"figure": self.map.pane, "second": self.stepper, "stylesheets": [_STYLES]}
+
+    def layout(self, snapshot: Snapshot) -> Hashable:
+        """The skeleton is made anew with every step."""
+        live, playlist = _live(snapshot), self._playlist(snapshot)
+        return (
+            playlist.id if playlist else None,
+            self._at(snapshot),
+            self._presents(live),
+            live is None,
+            readings.shape(snapshot.frame),
+        )
+
+    def parts(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return the playlist, the step that is shown and the reader's role."""
+        live, playlist = _live(snapshot), self._playlist(snapshot)
+        at = self._at(snapshot)
+        return {
+            "playlist": playlist,
+            "at": at,
+            "step": playlist.steps[at] if playlist else None,
+            "presents": self._presents(live),
+            "led": live is not None,
+            "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
+            "meter_top": METER_TOP,
+        }
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Draw what the step shows."""
+        step = self._step(snapshot)
+        if step is None or snapshot.frame is None:
+            return
+        if step.view["kind"] == "map":
+            self._draw_map(snapshot, step)
+        elif step.view["kind"] == "stepper":
+            self._load_exhibit(snapshot, step)
+
+    def on_height(self, name: str, height: int) -> None:
+        """Let the map fill its place."""
+        if name == "figure":
+            self.map.fit(height)
+
+    def on_action(self, name: str, value: Any) -> None:
+        """Go to another step: the presenter with everybody, a viewer alone."""
+        snapshot = self.source.snapshot()
+        live, playlist = _live(snapshot), self._playlist(snapshot)
+        if playlist is None:
+            return
+        at, last = self._at(snapshot), len(playlist.steps) - 1
+        moves = {"next": at + 1, "back": at - 1, "first": 0, "last": last}
+        if name == "follow":
+            self.own = None
+            return
+        if name == "jump" and isinstance(value, str) and value.isdecimal():
+            to = int(value)
+        elif name in moves:
+            to = moves[name]
+        else:
+            return
+        to = min(last, max(0, to))
+        if self._presents(live):
+            if to != at:
+                self.ask("demo", key=self.key, to=to)
+        else:
+            self.own = to
+
+    def values(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Return the role in words, the expectations and the overhead."""
+        live = _live(snapshot)
+        return {
+            **self._role(snapshot, live),
+            **self._checks(snapshot, live),
+            **_overhead(snapshot),
+        }
+
+    # ---- where we are
+
+    def _playlist(self, snapshot: Snapshot) -> Playlist | None:
+        live = _live(snapshot)
+        return _known(live["id"] if live else None)
+
+    def _presents(self, live: Mapping[str, Any] | None) -> bool:
+        """Whether this page holds the presenter's key; the engine's process asks for it again."""
+        if live is None or not self.key:
+            return False
+        return hashlib.sha256(self.key.encode()).hexdigest() == live["key_sha256"]
+
+    def _at(self, snapshot: Snapshot) -> int:
+        live = _live(snapshot)
+        led = max(0, live["at"]) if live else 0
+        return led if self.own is None or self._presents(live) else self.own
+
+    def _step(self, snapshot: Snapshot) -> Step | None:
+        playlist = self._playlist(snapshot)
+        return playlist.steps[self._at(snapshot)] if playlist else None
+
+    def _role(self, snapshot: Snapshot, live: Mapping[str, Any] | None) -> dict[str, Any]:
+        if live is None:
+            role, away = "○ No presenter: read at your own pace", False
+        elif not live["ready"]:
+            role, away = "◌ The demo is being prepared", False
+        elif self._presents(live):
+            role, away = "● You present", False
+        elif self.own is None:
+            role, away = "● Following the presenter", False
+        else:
+            role, away = f"◇ Exploring; the presenter is on step {live['at'] + 1}", True
+        return {
+            "role": role,
+            "stay": not away,
+            "away": away,
+            "place": f"{self._at(snapshot) + 1}",
+            "done": " · ".join(live["done"]) if live and self._on_live(snapshot, live) else "",
+        }
+
+    def _on_live(self, snapshot: Snapshot, live: Mapping[str, Any]) -> bool:
+        return bool(live["at"] == self._at(snapshot))
+
+    # ---- what is drawn
+
+    def _draw_map(self, snapshot: Snapshot, step: Step) -> None:
+        shape, frame = readings.shape(snapshot.frame), snapshot.frame
+        if shape is None:
+            return
+        layer, domain = step.view.get("layer"), step.view.get("domain", ALL)
+        if step.view["rows"] == "layers":
+            load = readings.expert_load(frame, domain)
+            if load is not None:
+                self.map.say(load_spec(shape.layers))
+                self.map.draw(load.share_LE)
+            return
+        place = shape.layers.index(layer) if layer in shape.layers else None
+        lines = []
+        for label in readings.domains(frame):
+            load = readings.expert_load(frame, label)
+            if load is not None and not load.idle:
+                line_E = load.share_LE.mean(axis=0) if place is None else load.share_LE[place]
+                lines.append((readings.domain_name(label), line_E))
+        if lines:
+            rows = tuple(name for name, _ in lines)
+            title = "Load by domain and expert"
+            spec = replace(load_spec(shape.layers), title=title, rows=rows, row_name="domain")
+            self.map.say(spec)
+            self.map.draw(np.array([line for _, line in lines]))
+
+    def _load_exhibit(self, snapshot: Snapshot, step: Step) -> None:
+        """Fetch what the stepper shows, once for each visit of the presenter."""
+        live = _live(snapshot)
+        if live is None or not live["exhibit"] or not self._on_live(snapshot, live):
+            return
+        visit = int(live["visit"])
+        if visit in (self._loaded, self._loading):
+            return
+        self._loading = visit
+
+        def then(answer: Mapping[str, Any]) -> None:
+            self._loading = -1
+            if answer["state"]:
+                self._loaded = visit
+                view = step.view
+                self.stepper.param.update(
+                    state=answer["state"],
+                    token=view["token"],
+                    layer=view["layer"],
+                    stage=STEPPER_STAGES[0],
+                )
+
+        self.later(lambda: self.source.control("demo_exhibit"), then)
+
+    def _checks(self, snapshot: Snapshot, live: Mapping[str, Any] | None) -> dict[str, Any]:
+        step = self._step(snapshot)
+        if step is None:
+            return {}
+        shown = live["checks"] if live and self._on_live(snapshot, live) else []
+        values: dict[str, Any] = {
+            "checks_said": "the value with which it first held"
+            if shown
+            else "measured while the presenter is on this step"
+            if live
+            else "measured when the demo is presented",
+            "no_exhibit": step.view["kind"] == "stepper" and self.stepper.state != "",
+            "stepper_said": "The text is being written"
+            if live and self._on_live(snapshot, live)
+            else "Shown while the demo is presented; the page Step works at any time",
+        }
+        for place in range(len(step.expect)):
+            check = shown[place] if place < len(shown) else None
+            symbol, word, tone = CHECKS[check["state"]] if check else ("·", "", "muted")
+            values |= {
+                f"cs{place}": symbol,
+                f"cc{place}": f"mark tone-{tone}",
+                f"cv{place}": measured(check) if check else readings.NOTHING,
+                f"cb{place}": bounds(check) if check else "",
+                f"cw{place}": word,
+            }
+        return values
+
+
+build = builder(Demo)
+
+
+def _live(snapshot: Snapshot) -> Mapping[str, Any] | None:
+    """Return what the engine's process says of the demo; None where nobody presents."""
+    found = readings.facts(snapshot.frame).get("demo")
+    return found if isinstance(found, Mapping) else None
+
+
+@cache
+def _known(demo: str | None) -> Playlist | None:
+    """Return a playlist, or the first there is; None where its file cannot be read."""
+    try:
+        return find(demo) if demo else next(iter(playlists()), None)
+    except WorkbenchError:
+        return None
+
+
+def _overhead(snapshot: Snapshot) -> dict[str, Any]:
+    meta = snapshot.frame.meta if snapshot.frame else {}
+    share = meta.get("overhead_share")
+    limit = overhead_limit(share) if share is not None else None
+    width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
+    times = meta.get("stage_ms") or {}
+    return {
+        "overhead": readings.percent(share),
+        "overhead_words": f"{limit.symbol} {limit.words}" if limit else "no steps of late",
+        "overhead_class": f"tone-{limit.tone}" if limit else "",
+        "overhead_track": f"track tone-{limit.tone}" if limit else "track",
+        "overhead_fill": f"width: {width:.1f}%",
+        "p50": readings.milliseconds(meta.get("step_p50_ms")),
+        **{f"ms_{stage}": readings.number(times.get(stage), 2) for stage in STAGES},
+        **{f"w_{stage}": f"flex: {times.get(stage) or 0:.4f} 1 0px" for stage in STAGES},
+    }
