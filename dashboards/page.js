@@ -103,12 +103,23 @@ function render({ model, el }) {
         element.setAttribute(attribute, value === true ? "" : value);
       }
     }
+    if (values.address) addressed(values.address);
     lastBeat = performance.now();
     root.removeAttribute("data-lost");
     if (values.beat) {
       model.set("drawn", values.beat);
       model.save_changes();
     }
+  };
+
+  // A page may keep more there: name -> text, or null for what need not be said.
+  const addressed = (wanted) => {
+    const url = new URL(location.href);
+    for (const [name, value] of Object.entries(wanted)) {
+      if (value === null) url.searchParams.delete(name);
+      else url.searchParams.set(name, value);
+    }
+    if (url.href !== location.href) history.replaceState(null, "", url);
   };
 
   // The address holds the view: a control with data-url keeps its value there.
