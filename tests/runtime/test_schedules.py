@@ -157,3 +157,13 @@ def rows_of_victim(engine, victim, point):
     engine.control.inject(
         point, lambda rows: rows.masked_fill(masks[0].unsqueeze(1), float("nan")), lease_s=60
     )
+
+
+def test_logits_see_nothing_of_a_blocks_last_owner(make_engine):
+    engine = make_engine(num_blocks=4, block_size=16)
+    clean = engine.logits(PROMPTS[2])
+    engine.control.inject("experts.compute", lambda rows: rows * float("nan"), lease_s=60)
+    engine.generate([[5] * 60], SamplingParams(max_tokens=4, ignore_eos=True))
+    engine.control.clear("experts.compute")
+    for _ in range(4):
+        assert (engine.logits(PROMPTS[2]) == clean).all()
