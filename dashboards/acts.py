@@ -42,7 +42,7 @@ def forms() -> tuple[Form, ...]:
     from workbench.drills.acts import ACTS
 
     return tuple(
-        Form(name, (inspect.getdoc(act) or "").partition("\n")[0], _fields(act))
+        Form(name, (inspect.getdoc(act) or "").partition("\n")[0].replace("`", ""), _fields(act))
         for name, act in ACTS.items()
     )
 

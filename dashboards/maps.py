@@ -24,6 +24,7 @@ _BARE = """
 @container (max-width: 540px) {
   .trw-stamp, .trw-swatch, .trw-swatch + span { display: none; }
 }
+@container (max-width: 400px) { .trw-axes { display: none; } }
 .trw-table:not([hidden]) + .trw-foot { position: absolute; bottom: 0; left: 0; right: 0; }
 """
 

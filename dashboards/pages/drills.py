@@ -112,11 +112,11 @@ class Drills(Session):
             return common
         seen, state = room.seen, room.state
         left = int(state.get("left_s", 0))
-        chosen = room.briefing["options"].get(state.get("diagnosis"), "not yet named")
+        chosen = room.briefing["options"].get(state.get("diagnosis"))
         return {
             **common,
             "left": f"{left // 60}:{left % 60:02d} left",
-            "diagnosis": f"Named: {chosen}",
+            "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
             **_table(seen.get("observe"), len(room.diary)),
             **_signals(room.briefing, seen.get("observe")),
             **_checks(seen.get("check")),

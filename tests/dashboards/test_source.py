@@ -94,6 +94,8 @@ def test_every_state_has_a_look():
         "live",
         "idle",
         "paused",
+        "replay",
+        "held",
         "stalled",
         "gone",
         "refused",
