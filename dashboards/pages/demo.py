@@ -55,8 +55,9 @@ class Demo(Session):
     def setup(self) -> dict[str, Any]:
         """Read the presenter's key from the address; make map and stepper."""
         self.key = self.chosen.get("key", "")
-        self.own: int | None = None
-        """The step this reader has gone to; None follows the presenter."""
+        step = self.chosen.get("step", "")
+        self.own: int | None = max(0, int(step) - 1) if step.isdecimal() else None
+        """The step this reader has gone to, kept in the address; None follows the presenter."""
         self.map = PageMap(self.theme)
         self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
         self.stepper.state = ""
@@ -130,7 +131,9 @@ class Demo(Session):
     def values(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the role in words, the expectations and the overhead."""
         live = _live(snapshot)
+        alone = self.own is not None and not self._presents(live)
         return {
+            "address": {"step": str(self._at(snapshot) + 1) if alone else None},
             **self._role(snapshot, live),
             **self._checks(snapshot, live),
             **_overhead(snapshot),
@@ -151,7 +154,9 @@ class Demo(Session):
     def _at(self, snapshot: Snapshot) -> int:
         live = _live(snapshot)
         led = max(0, live["at"]) if live else 0
-        return led if self.own is None or self._presents(live) else self.own
+        at = led if self.own is None or self._presents(live) else self.own
+        playlist = self._playlist(snapshot)
+        return min(at, len(playlist.steps) - 1) if playlist else 0
 
     def _step(self, snapshot: Snapshot) -> Step | None:
         playlist = self._playlist(snapshot)

@@ -93,6 +93,7 @@ def test_five_viewers_follow_one_explores_and_all_end_on_the_same_step(links, op
 
     # 3. A late comer lands on the current step, who explored comes back, all end together.
     presenter.page.locator('nav.steps button[value="5"]').click()
+    on_step(presenter, 5)
     late = open_page(links["viewer_url"] + "?theme=dark")
     on_step(late, 5)
     viewers[0].page.keyboard.press("Escape")

@@ -80,6 +80,18 @@ def test_a_viewer_explores_alone_and_comes_back(source):
     assert f'data-step="{STEPS[3].id}"' in page.page.skeleton
 
 
+def test_the_address_keeps_the_step_of_who_explores(source):
+    page = visit(source, step="3")
+    assert f'data-step="{STEPS[2].id}"' in page.page.skeleton
+    assert page.page.values["address"] == {"step": "3"}
+    page.act("follow", "")
+    assert page.page.values["address"] == {"step": None}
+    assert f'data-step="{STEPS[-1].id}"' in visit(source, step="99").page.skeleton
+    assert f'data-step="{STEPS[0].id}"' in visit(source, step="x").page.skeleton
+    led = visit(source, step="3", key=KEY)
+    assert f'data-step="{STEPS[0].id}"' in led.page.skeleton
+
+
 def test_a_wrong_key_is_a_viewer(source):
     page = visit(source, key="guess")
     page.act("last", "")
