@@ -179,6 +179,19 @@ def test_seeds_repeat_and_do_not_depend_on_the_batch(make_engine, prompts):
     assert engine.generate([prompts[0]], other)[0].token_ids != alone
 
 
+def test_requests_without_a_seed_draw_apart_and_follow_the_engines_seed(make_engine):
+    params = SamplingParams(max_tokens=10, temperature=1.5, ignore_eos=True)
+
+    def drawn(seed):
+        done = make_engine(seed=seed, deterministic=True).generate(["Der", "Der"], params)
+        return [one.token_ids for one in done]
+
+    first = drawn(0)
+    assert first[0] != first[1]
+    assert drawn(0) == first
+    assert not set(drawn(1)) & set(first)
+
+
 def test_logprobs_have_one_entry_per_token(shared_engine):
     done = shared_engine().generate(["Le serveur"], SamplingParams(max_tokens=5, logprobs=3))[0]
     assert len(done.logprobs) == len(done.token_ids)
