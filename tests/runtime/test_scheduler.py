@@ -39,3 +39,4 @@ def test_the_youngest_give_way_and_come_back_before_those_who_never_ran():
     assert ids(second.preempted) == [2, 1]
     assert ids(scheduler.running) == [0] and ids(scheduler.waiting) == [1, 2, 3]
     assert scheduler.pool.num_free == 1
+    assert [chunk.num_prefill for chunk in first.chunks + second.chunks] == [4, 4, 4, 0]
