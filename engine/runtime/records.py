@@ -40,11 +40,11 @@ def step_event(
     records = step.records
     assert records is not None, "the step ran without records"
     host, num_rows = step.host, len(step.host.token_ids)
-    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], torch.int16, num_rows)
+    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], np.int16, num_rows)
     identity = step.table.is_identity
     phy_ids = topk_ids
     if not identity:
-        phy_ids = _stack([r.phy_ids_TK for r in records], torch.int16, num_rows)
+        phy_ids = _stack([r.phy_ids_TK for r in records], np.int16, num_rows)
     return StepEvent(
         step=number,
         time_s=time_s,
@@ -61,7 +61,7 @@ def step_event(
         topk_ids=topk_ids,
         phy_ids=phy_ids,
         topk_weights=_stack(
-            [r.gate.selection.topk_weights_TK for r in records], torch.float32, num_rows
+            [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
         ),
         margins=_margins(records, num_rows),
         stage_ms=step.clock.spent_ms(),
@@ -70,35 +70,37 @@ def step_event(
     )
 
 
-def _stack(columns: list[torch.Tensor], dtype: torch.dtype, num_rows: int) -> Any:
-    """Stack L tensors (T, K) to a (T, L, K) array; a dense model's is (T, 0, 0)."""
-    if not columns:
-        return torch.empty((num_rows, 0, 0), dtype=dtype).numpy()
-    flat = torch.cat(columns, dim=1).to(dtype).cpu().numpy()
-    return flat.reshape(num_rows, len(columns), columns[0].shape[1])
+def _stack(columns: list[torch.Tensor], dtype: type[np.generic], num_rows: int) -> Any:
+    """Stack L tensors (T, K) to a (T, L, K) array in host memory; a dense model's is (T, 0, 0)."""
+    width = columns[0].shape[1] if columns else 0
+    stacked = np.empty((num_rows, len(columns), width), dtype)
+    for layer, column in enumerate(columns):
+        stacked[:, layer] = column.cpu().numpy()
+    return stacked
 
 
 def _margins(records: list[LayerRecord], num_rows: int) -> Any:
     """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
     if not records:
         return np.empty((num_rows, 0), dtype=np.float32)
-    k = records[0].gate.selection.topk_ids_TK.shape[1]
-    edges = _stack(
-        [r.gate.selection.ranked_scores_TE[:, k - 1 : k + 1] for r in records],
-        torch.float32,
-        num_rows,
-    )
-    if edges.shape[2] < 2:
-        return np.full(edges.shape[:2], np.inf, dtype=np.float32)
-    return edges[..., 0] - edges[..., 1]
+    chosen = records[0].gate.selection
+    k, num_experts = chosen.topk_ids_TK.shape[1], chosen.ranked_scores_TE.shape[1]
+    if k == num_experts:
+        return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
+    margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
+    for layer, record in enumerate(records):
+        ranked_TE = record.gate.selection.ranked_scores_TE.cpu().numpy()
+        np.subtract(ranked_TE[:, k - 1], ranked_TE[:, k], out=margins_TL[:, layer])
+    return margins_TL
 
 
 def _causes(chunks: list[Chunk], num_rows: int) -> Any:
     causes = np.zeros(num_rows, dtype=np.uint8)
+    if not any(chunk.num_rerun for chunk in chunks):
+        return causes
     row = 0
     for chunk in chunks:
-        again = chunk.num_rerun
-        causes[row : row + again] = _RERUN
+        causes[row : row + chunk.num_rerun] = _RERUN
         row += chunk.num_tokens
     return causes
 
@@ -114,7 +116,8 @@ def _decisions(
     first_row = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        for position in sequence.watch.intersection(range(chunk.start, chunk.end)):
+        watched = sequence.watch and sequence.watch.intersection(range(chunk.start, chunk.end))
+        for position in watched:
             row = first_row + position - chunk.start
             token = sequence.token_ids[position]
             key = RowKey(row, sequence.request_id, position, token, sequence.home)
