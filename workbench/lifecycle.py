@@ -47,9 +47,7 @@ def ending_signals() -> Iterator[None]:
     Later signals are ignored, so that the clean-up is not cut short; it is bounded. What the
     process was told to ignore before, as by nohup, stays ignored.
     """
-    names = [signal.SIGINT, signal.SIGTERM]
-    names += [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-    before = {name: signal.getsignal(name) for name in names}
+    before = {name: signal.getsignal(name) for name in _ending()}
     asked = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -66,6 +64,26 @@ def ending_signals() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let the signals of `ending_signals` wait until this is over.
+
+    For imports that run through foreign code: an exception raised there would end the process at
+    once, and hard.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ending())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ending() -> list[signal.Signals]:
+    """Return the signals by which somebody asks a process to end."""
+    names = [signal.SIGINT, signal.SIGTERM]
+    return names + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 
 
 def own_identity() -> str:

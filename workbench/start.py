@@ -30,7 +30,14 @@ from workbench.desk import Desk
 from workbench.lab import DEFAULT_PORT as DEFAULT_LAB_PORT
 from workbench.lab import READY_S as LAB_READY_S
 from workbench.lab import START_NOTEBOOK, lab_process
-from workbench.lifecycle import Child, Ended, ending_signals, own_identity, python_command
+from workbench.lifecycle import (
+    Child,
+    Ended,
+    ending_signals,
+    own_identity,
+    python_command,
+    signals_held,
+)
 from workbench.traffic import Traffic, corpus_prompts
 from workbench.window import Window
 
@@ -178,7 +185,8 @@ def _lab_url(beside: Child | None) -> str | None:
 
 def _engine(config: EngineConfig, telemetry: Telemetry, window: Window) -> Engine:
     """Load the model; torch is imported here and not before."""
-    from engine import Engine
+    with signals_held():
+        from engine import Engine
 
     engine = Engine(config, sink=Tee((telemetry, window)))
     telemetry.show_prompts(engine.tokenizer.decode)

@@ -20,6 +20,7 @@ from workbench.demos.actions import ACTIONS, Hands, restore
 from workbench.demos.measures import MEASURES, Readings
 from workbench.demos.playlist import Expect, Playlist, Step
 from workbench.demos.questions import Questions
+from workbench.lifecycle import signals_held
 from workbench.trace.recorder import Recorder
 from workbench.traffic import Traffic, corpus_prompts
 
@@ -241,7 +242,8 @@ def opened(
         sinks: what else hears the engine's events.
         clock: monotonic seconds.
     """
-    from engine import Engine
+    with signals_held():
+        from engine import Engine
 
     recent = Recorder(max_rows=RECENT_ROWS, max_bytes=64 << 20)
     config = EngineConfig(

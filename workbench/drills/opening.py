@@ -12,6 +12,7 @@ from workbench import paths
 from workbench.drills.scenario import Scenario
 from workbench.drills.session import Session
 from workbench.drills.window import Discreet, Window
+from workbench.lifecycle import signals_held
 
 WINDOW_ROWS = 4096
 
@@ -36,7 +37,8 @@ def opened(
         CheckpointError: the model folder is missing or damaged.
         ConfigError: the model has no experts.
     """
-    from engine import Engine, EngineConfig
+    with signals_held():
+        from engine import Engine, EngineConfig
 
     window = Window(max_rows=WINDOW_ROWS)
     config = EngineConfig(
