@@ -108,6 +108,7 @@ function render({ model, el }) {
     root.removeAttribute("data-lost");
     if (values.beat) {
       model.set("drawn", values.beat);
+      model.set("built", Number(/^<!-- (\d+) -->/.exec(built)?.[1] ?? 0));
       model.save_changes();
     }
   };

@@ -44,6 +44,8 @@ class Page(AnyWidgetComponent):
     actions = param.List(default=[], doc="What the reader did last: [count, name, value] each.")
     drawn = param.Integer(default=0, doc="The highest beat the browser has drawn.")
 
+    built = param.Integer(default=0, doc="The number of the skeleton that stands in the browser.")
+
     _esm = (_HERE / "page.js").read_text(encoding="utf-8")
     _stylesheets = [(_HERE / "page.css").read_text(encoding="utf-8")]
 
@@ -54,12 +56,21 @@ class Page(AnyWidgetComponent):
         self._acted = 0
         self._beat = 0
         self._sent_at = 0.0
+        self._html = ""
+        self._number = 0
+        self._put_up_at = 0.0
         self.param.watch(self._on_actions, "actions")
 
     @property
     def ready(self) -> bool:
         """Whether the browser has drawn the last values, or has had long enough."""
         return self.drawn >= self._beat or time.monotonic() - self._sent_at > PATIENCE_S
+
+    def put_up(self, html: str) -> None:
+        """Send another skeleton, with a number by which the browser says that it stands."""
+        self._html, self._number = html, self._number + 1
+        self._put_up_at = time.monotonic()
+        self.skeleton = f"<!-- {self._number} -->{html}"
 
     def _on_actions(self, change: Any) -> None:
         """Pass on each action once; the list repeats some, so that none is lost in a hurry."""
@@ -70,7 +81,13 @@ class Page(AnyWidgetComponent):
                     self._act(name, value)
 
     def fill(self, values: dict[str, Any]) -> None:
-        """Send the next values."""
+        """Send the next values, and the skeleton again if it did not arrive.
+
+        A change can be lost in the moment in which a browser first shows the page.
+        """
+        waited = time.monotonic() - self._put_up_at > PATIENCE_S
+        if 0 < self.built < self._number and waited:
+            self.put_up(self._html)
         self._beat += 1
         self._sent_at = time.monotonic()
         self.values = {**values, "beat": self._beat}

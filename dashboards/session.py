@@ -138,9 +138,10 @@ class Session:
         layout = (self.layout(snapshot),)
         if layout != self._layout:
             self._layout = layout
-            self.page.skeleton = _TEMPLATES.get_template(self.template).render(
+            html = _TEMPLATES.get_template(self.template).render(
                 **self._frame_of, title=self.title, **self.parts(snapshot)
             )
+            self.page.put_up(html)
 
 
 class Fetched(Generic[T]):
