@@ -5,8 +5,8 @@ threads, between prefill and decode, and in the scalar tail of a vectorised func
 operation always sees the same shapes, zero-padded, so a row's bits depend on that row alone. Runs
 in fp32 with one thread, which the engine sets.
 
-The cost is printed by `workbench bench decode`; the paths in `dense`, `topk`, `grouped_gemm` and
-`attention` are the fast ones.
+It costs several times the speed (README, Numbers); the paths in `dense`, `topk`, `grouped_gemm`
+and `attention` are the fast ones.
 """
 
 from __future__ import annotations
