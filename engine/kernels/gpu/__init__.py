@@ -1,0 +1,1 @@
+"""The Triton kernels; each module lists what it ships in `variants()`."""
