@@ -1,7 +1,7 @@
 """One way a Triton kernel is compiled for use: its argument types, constants and launch options.
 
-Each kernel module lists its own in `variants()`; `engine.kernels.inspect` compiles them, the compile
-matrix of the tests holds them to a budget. Importing this needs no Triton.
+Each kernel module lists its own in `variants()`; `engine.kernels.inspect` compiles them, and the
+tests' compile matrix holds them to a budget. Importing this needs no Triton.
 """
 
 from __future__ import annotations
