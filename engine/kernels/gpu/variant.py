@@ -23,6 +23,9 @@ class Variant:
     """Argument name -> `*fp32`, `i32`, `i64`, … or `constexpr`, in the order of the arguments."""
     constexprs: Mapping[str, Any]
     """Values of the arguments that are `constexpr`."""
+    aligned: tuple[str, ...] = ()
+    """Integer arguments that are multiples of 16 at every launch, such as strides. Pointers always
+    are; an argument left out costs vector loads and asynchronous copies."""
     num_warps: int = 4
     num_stages: int = 3
     dtype: str = "fp32"
