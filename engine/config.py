@@ -19,6 +19,8 @@ FAMILIES = ("qwen3_moe", "qwen3")
 MAX_EXPERTS = 32767
 """Expert ids are 16-bit in every record."""
 MAX_DEVICES = 1024
+MAX_RANKS = 64
+EXCHANGES = ("naive", "request", "grouped", "overlapped")
 MAX_THREADS = 1024
 MAX_SEED = 2**64 - 1
 
@@ -152,7 +154,17 @@ class EngineConfig:
     deterministic: bool = False
     """Bitwise equal logits whatever else is in the batch; fp32 only, about 4 times slower."""
     num_devices: int = 1
-    """Logical devices over which experts and sequences are spread."""
+    """Logical devices over which experts and sequences are spread, in this one process."""
+    num_ranks: int = 1
+    """Processes over which they are spread; above 1, each is a device."""
+    exchange: str = "grouped"
+    """How ranks exchange rows: `naive`, `request`, `grouped` or `overlapped`."""
+    small_batch_rows: int = 8
+    """Steps with fewer rows, over all ranks, are exchanged request by request; 0 never."""
+    exchange_timeout_s: float = 10.0
+    """Longest wait for other ranks in one exchange."""
+    heartbeat_timeout_s: float = 3.0
+    """A rank without a sign of life for so long is given up."""
     max_running: int = 64
     """Most sequences in one step."""
     max_step_tokens: int = 256
@@ -175,6 +187,19 @@ class EngineConfig:
         for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)
         within("num_devices", self.num_devices, 1, MAX_DEVICES)
+        within("num_ranks", self.num_ranks, 1, MAX_RANKS)
+        if self.num_ranks > 1 and self.num_devices not in (1, self.num_ranks):
+            raise ConfigError(
+                f"num_devices ({self.num_devices}) must be left at 1 with num_ranks "
+                f"({self.num_ranks}): each rank is a device."
+            )
+        one_of("exchange", self.exchange, EXCHANGES)
+        at_least("small_batch_rows", self.small_batch_rows, 0)
+        for name in ("exchange_timeout_s", "heartbeat_timeout_s"):
+            if not 0 < _number(name, getattr(self, name)) <= 3600:
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be above 0 and at most 3600 seconds."
+                )
         if self.max_model_len is not None:
             at_least("max_model_len", self.max_model_len, 1)
         if self.num_threads is not None:

@@ -40,6 +40,14 @@ class RoutingError(WorkbenchError):
     """A routing table, plan or policy is not valid, or two versions met."""
 
 
+class ExchangeError(WorkbenchError):
+    """Ranks could not exchange: one died, or did not answer within the time allowed."""
+
+
+class RankError(WorkbenchError):
+    """A rank could not be started, stopped or recovered."""
+
+
 class FaultError(WorkbenchError):
     """A fault point is unknown or a fault cannot be set."""
 

@@ -29,13 +29,16 @@ STAGES = (
     "select",
     "place",
     "dispatch",
+    "wait",
+    "transfer",
     "experts",
     "combine",
     "head",
     "sample",
     "postprocess",
 )
-"""Where a step's time goes, in order. `gate` is the router's product, `select` the choice."""
+"""Where a step's time goes, in order. `gate` is the router's product, `select` the choice;
+between ranks `wait` is for the slowest one and `transfer` for rows on their way."""
 
 ROUTING_STAGES = ("select", "place", "dispatch")
 """The stages that decide: their share of the step is the routing overhead."""
@@ -90,6 +93,28 @@ class Decision:
 
 
 @dataclass(slots=True)
+class RankEvent:
+    """What one rank did in one step; all measured on the rank itself."""
+
+    rank: int
+    mode: str
+    """How rows were exchanged: `naive`, `request`, `grouped` or `overlapped`."""
+    rows: Int64
+    """(G,) rows sent to each device, summed over layers, the own device included."""
+    num_bytes: Int64
+    """(G,) bytes sent to each other device: rows, results and counts."""
+    messages: Int64
+    """(G,) messages sent to each other device."""
+    wait_ms: float
+    """Waiting until the slowest rank had said how many rows it sends."""
+    transfer_ms: float
+    """Waiting for rows and results once all were there."""
+    busy_ms: float
+    """The step without both."""
+    stage_ms: dict[str, float]
+
+
+@dataclass(slots=True)
 class StepEvent:
     """One forward pass over T rows through L MoE layers, K experts a row."""
 
@@ -125,6 +150,8 @@ class StepEvent:
     bad_rows: int
     """Rows whose logits were not finite, summed over layers."""
     decisions: tuple[Decision, ...] = ()
+    ranks: tuple[RankEvent, ...] = ()
+    """One per rank; empty in one process."""
 
     @property
     def num_rows(self) -> int:

@@ -7,7 +7,7 @@ formats are all checked from the headers first, so that a wrong folder is refuse
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +49,18 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def assignments(
-    folder: str | Path, config: ModelConfig, *, hashes: bool = True
+    folder: str | Path,
+    config: ModelConfig,
+    *,
+    hashes: bool = True,
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[Assignment]:
     """Check a model folder, then yield its tensors one by one, each with its place.
 
     The checks are done when this returns; bytes are read as the iterator advances, one tensor at a
     time. A folder with a manifest is verified against it (`hashes=False`: sizes only); without one,
-    a changed byte inside a tensor cannot be seen.
+    a changed byte inside a tensor cannot be seen. Only tensors whose target `wanted` accepts are
+    read; all are checked.
 
     Raises:
         CheckpointError: the folder is damaged, or its tensors do not fit `config` one to one.
@@ -69,15 +74,18 @@ def assignments(
     except BaseException:
         reader.close()
         raise
-    return _read(reader, found)
+    return _read(reader, found, wanted)
 
 
-def _read(reader: CheckpointReader, found: dict[str, Place]) -> Iterator[Assignment]:
+def _read(
+    reader: CheckpointReader, found: dict[str, Place], wanted: Callable[[str], bool]
+) -> Iterator[Assignment]:
     with reader:
         for name in reader.names():
             if name in found:  # all but a tied head, which `_fit` has compared
                 place = found[name]
-                yield Assignment(place.target, place.index, reader.get(name))
+                if wanted(place.target):
+                    yield Assignment(place.target, place.index, reader.get(name))
 
 
 def _fit(reader: CheckpointReader, config: ModelConfig) -> dict[str, Place]:

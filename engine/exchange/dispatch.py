@@ -7,7 +7,9 @@ handle of another table version is refused, because its rows lie where the old t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +18,8 @@ from engine.errors import RoutingError
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.routing.table import Int, RoutingTable
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,41 @@ class DispatchHandle:
     """(P,) the logical expert each physical one holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Landed(Generic[V]):
+    """What never left this process: it has arrived as soon as it was sent."""
+
+    value: V
+    part: slice = field(default_factory=lambda: slice(None))
+    """The rows of the batch it stands for."""
+
+    def arrive(self) -> V:
+        """Return it."""
+        return self.value
+
+
+class Dispatcher(Protocol):
+    """What an MoE layer asks of whoever moves its rows; see `LocalDispatcher` for the arguments.
+
+    A flight, and what `combine` returns, is waited for by `arrive`.
+    """
+
+    def dispatch(
+        self,
+        x_TD: Tensor,
+        phy_ids_TK: Tensor,
+        table: RoutingTable,
+        layer: int,
+        mark: Callable[[str], None],
+    ) -> Any:
+        """Start the flights of all T rows; a list, each with the `part` of them it carries."""
+
+    def combine(
+        self, out_RD: Tensor, topk_weights_TK: Tensor, handle: Any, table: RoutingTable
+    ) -> Any:
+        """Bring one flight's results home and add them up, weighted."""
+
+
 class LocalDispatcher:
     """Moves rows inside one process; nothing is sent and nothing overlaps."""
 
@@ -38,8 +77,13 @@ class LocalDispatcher:
         self.ops, self.faults = ops, faults
 
     def dispatch(
-        self, x_TD: Tensor, phy_ids_TK: Tensor, table: RoutingTable, layer: int
-    ) -> tuple[Tensor, DispatchHandle]:
+        self,
+        x_TD: Tensor,
+        phy_ids_TK: Tensor,
+        table: RoutingTable,
+        layer: int,
+        mark: Callable[[str], None],
+    ) -> list[Landed[tuple[Tensor, DispatchHandle]]]:
         """Order (token, slot) pairs by physical expert.
 
         Args:
@@ -47,20 +91,24 @@ class LocalDispatcher:
             phy_ids_TK: (T, K) int64 physical experts, -1 for none.
             table: the table the ids came from.
             layer: index among the MoE layers.
+            mark: the step's clock.
 
         Returns:
-            rows (R, D) ordered by physical expert, and the handle for `combine`.
+            one flight, which brings rows (R, D) ordered by physical expert, and the handle for
+            `combine`.
         """
         source_R, row_of_N, counts = self.ops.permute(phy_ids_TK, table.num_physical)
         rows_RD = x_TD.index_select(0, source_R)
         if (fault := self.faults.dispatch_send) is not None:
             rows_RD = fault(rows_RD)
-        return rows_RD, DispatchHandle(table.version, row_of_N, counts, table.experts_of(layer))
+        mark("dispatch")
+        handle = DispatchHandle(table.version, row_of_N, counts, table.experts_of(layer))
+        return [Landed((rows_RD, handle))]
 
     def combine(
         self, out_RD: Tensor, topk_weights_TK: Tensor, handle: DispatchHandle, table: RoutingTable
-    ) -> Tensor:
-        """Sum each token's weighted expert outputs in the order of its slots.
+    ) -> Landed[Tensor]:
+        """Sum each token's weighted expert outputs in the order of its slots; (T, D) on arrival.
 
         Raises:
             RoutingError: `handle` was made under another table version.
@@ -71,7 +119,7 @@ class LocalDispatcher:
                 f"version {table.version}; publish tables between steps only."
             )
         y_TD: Tensor = self.ops.combine(out_RD, topk_weights_TK, handle.row_of_N)
-        return y_TD
+        return Landed(y_TD)
 
 
 def traffic(homes_T: Int, phy_ids_TK: Int, table: RoutingTable) -> Int:

@@ -6,10 +6,11 @@ per token, R = T·K rows ordered by expert.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from engine.config import ModelConfig
-from engine.exchange.dispatch import DispatchHandle, LocalDispatcher
+from engine.exchange.dispatch import Dispatcher, DispatchHandle
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.kernels.topk import Selection
@@ -22,17 +23,26 @@ from engine.routing.gate import Gate, GateOutput
 class MoE(nn.Module):
     """One layer of experts behind a gate.
 
-    Waits for its own exchange; nothing overlaps.
+    The dispatcher decides in how many flights the rows travel; with more than one, a flight is
+    under way while the rows of the one before compute.
     """
 
-    def __init__(self, config: ModelConfig, index: int, ops: Ops, faults: Faults) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ops: Ops,
+        faults: Faults,
+        dispatcher: Dispatcher,
+        num_slots: int | None = None,
+    ) -> None:
         """Build the layer that is number `index` among the MoE layers."""
         super().__init__()
         self.index = index
         self.gate = Gate(config, ops, faults)
         self.placer = Placer()
-        self.dispatcher = LocalDispatcher(ops, faults)
-        self.experts = Experts(config, ops, faults)
+        self.dispatcher = dispatcher
+        self.experts = Experts(config, ops, faults, num_slots)
 
     def forward(self, x_TD: Tensor, step: StepContext) -> Tensor:
         """Send each token to its experts and add up what they return; (T, D) in and out."""
@@ -43,11 +53,17 @@ class MoE(nn.Module):
         mark("select")
         phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)
         mark("place")
-        rows_RD, handle = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer)
-        mark("dispatch")
-        out_RD = self.experts(rows_RD, handle)
-        mark("experts")
-        y_TD = self.dispatcher.combine(out_RD, chosen.topk_weights_TK, handle, table)
+        flights = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer, mark)
+        returns = []
+        for flight in flights:
+            rows_RD, handle = flight.arrive()
+            mark("transfer")
+            out_RD = self.experts(rows_RD, handle)
+            mark("experts")
+            weights_TK = chosen.topk_weights_TK[flight.part]
+            returns.append(self.dispatcher.combine(out_RD, weights_TK, handle, table))
+        parts = [result.arrive() for result in returns]
+        y_TD = parts[0] if len(parts) == 1 else torch.cat(parts)
         mark("combine")
         step.bad_rows += chosen.bad_rows
         if step.records is not None:
@@ -64,11 +80,14 @@ class MoE(nn.Module):
 
 
 class Experts(nn.Module):
-    """The feed-forward networks of one layer, stacked over E logical experts."""
+    """The feed-forward networks of one layer, stacked: all E logical ones, or a rank's slots."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, faults: Faults) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: Ops, faults: Faults, num_slots: int | None = None
+    ) -> None:
         super().__init__()
-        num_experts, width = config.num_experts, config.hidden_size
+        num_experts = config.num_experts if num_slots is None else num_slots
+        width = config.hidden_size
         self.gate_up = blank(num_experts, 2 * config.moe_intermediate_size, width)
         self.down = blank(num_experts, width, config.moe_intermediate_size)
         self.ops, self.faults = ops, faults
@@ -81,3 +100,8 @@ class Experts(nn.Module):
         if (fault := self.faults.experts_compute) is not None:
             out_RD = fault(out_RD)
         return out_RD
+
+    def replace(self, gate_up: Tensor, down: Tensor) -> None:
+        """Hold other experts from the next step on: (S, 2F, D) and (S, D, F)."""
+        self.gate_up = nn.Parameter(gate_up, requires_grad=False)
+        self.down = nn.Parameter(down, requires_grad=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,12 @@ class StageClock:
         now = time.perf_counter_ns()
         self._spent[stage] += now - self._last
         self._last = now
+
+    def add(self, spent_ms: Mapping[str, float]) -> None:
+        """Count time that was measured elsewhere since the last mark, and not here again."""
+        for stage, milliseconds in spent_ms.items():
+            self._spent[stage] += int(milliseconds * 1e6)
+        self._last = time.perf_counter_ns()
 
     def spent_ms(self) -> dict[str, float]:
         """Return milliseconds by stage so far."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import ModelConfig
+from engine.exchange.dispatch import Dispatcher, LocalDispatcher
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.model.attention import Attention
@@ -19,14 +20,33 @@ from engine.routing.gate import Gate
 class Transformer(nn.Module):
     """Embedding, L layers, norm, head."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, faults: Faults, num_positions: int) -> None:
-        """Build the model with blank parameters; `num_positions` bounds the rotary tables."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        faults: Faults,
+        num_positions: int,
+        dispatcher: Dispatcher | None = None,
+        num_slots: int | None = None,
+    ) -> None:
+        """Build the model with blank parameters.
+
+        Args:
+            config: its shape.
+            ops: the operations it runs on.
+            faults: its fault points.
+            num_positions: bounds the rotary tables.
+            dispatcher: moves rows to their experts; None keeps them in this process.
+            num_slots: experts a layer holds; None holds all.
+        """
         super().__init__()
+        dispatcher = dispatcher or LocalDispatcher(ops, faults)
         self.config, self.ops = config, ops
         self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = Rotary(config.head_dim, config.rope_theta, num_positions)
         self.layers = nn.ModuleList(
-            Layer(config, index, ops, faults) for index in range(config.num_layers)
+            Layer(config, index, ops, faults, dispatcher, num_slots)
+            for index in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         if not config.tie_word_embeddings:
@@ -59,13 +79,21 @@ class Transformer(nn.Module):
 class Layer(nn.Module):
     """Attention, then experts or a dense feed-forward, each behind a norm and added back."""
 
-    def __init__(self, config: ModelConfig, index: int, ops: Ops, faults: Faults) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        ops: Ops,
+        faults: Faults,
+        dispatcher: Dispatcher,
+        num_slots: int | None = None,
+    ) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.attention = Attention(config, index, ops)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         if config.is_moe:
-            self.moe = MoE(config, index, ops, faults)
+            self.moe = MoE(config, index, ops, faults, dispatcher, num_slots)
         else:
             self.mlp = MLP(config.hidden_size, config.intermediate_size, ops)
         self.is_moe = config.is_moe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Admission:
     vocab_size: int
     max_model_len: int
     """Longest prompt + output, in tokens."""
+    homes: Callable[[], SequenceOf[int]]
+    """The devices that can own a sequence, now."""
 
     def admit(
         self,
@@ -59,10 +62,14 @@ class Admission:
             params=params,
             max_tokens=max_tokens,
             seed=seed,
-            home=request_id % self.config.num_devices,
+            home=self._home(request_id),
             watch=frozenset(watch),
             detokenizer=Detokenizer(self.tokenizer, params.stop),
         )
+
+    def _home(self, request_id: int) -> int:
+        homes = self.homes()
+        return homes[request_id % len(homes)]
 
     def _token_ids(self, prompt: str | SequenceOf[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -10,7 +10,7 @@ from engine.events import RequestEvent, Sink, StartEvent, TextEvent
 from engine.routing.table import RoutingTable
 from engine.runtime.records import step_event
 from engine.runtime.runner import StepResult
-from engine.runtime.scheduler import Schedule, Scheduler
+from engine.runtime.scheduler import Scheduler
 from engine.runtime.sequence import Sequence
 
 
@@ -80,23 +80,20 @@ class Announcer:
         self,
         number: int,
         result: StepResult,
-        schedule: Schedule,
         scheduler: Scheduler,
         started_s: float,
         duration_ms: float,
     ) -> None:
         """Say what a step did; only for a step that kept records."""
-        if result.step.records is None:
+        if result.records is None:
             return
         self._sink.emit(
             step_event(
                 number,
                 started_s,
                 duration_ms,
-                result.step,
-                schedule.chunks,
+                result,
                 num_running=len(scheduler.running),
                 num_waiting=len(scheduler.waiting),
-                number_format=self._config.dtype,
             )
         )

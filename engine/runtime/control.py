@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import FaultError, RoutingError
@@ -139,6 +139,28 @@ class Control:
             version=table.version,
             sha256=table.sha256(),
             rank_of_phy=table.rank_of_phy.tolist(),
+        )
+
+    def recovered(
+        self,
+        table: RoutingTable,
+        lost: Mapping[int, str],
+        members: Sequence[int],
+        epoch: int,
+        seconds: float,
+        error: Exception,
+    ) -> None:
+        """Take up the table of those ranks that are left; called by the recovery alone."""
+        with self._lock:
+            self._table = table
+        self._say(
+            "recover",
+            lost=dict(lost),
+            members=list(members),
+            epoch=epoch,
+            seconds=seconds,
+            reason=str(error),
+            version=table.version,
         )
 
     def inject(self, point: str, fault: Fault, lease_s: float) -> None:

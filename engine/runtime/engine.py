@@ -9,19 +9,25 @@ One process, one model, N logical devices. `step` is called by one thread; `add`
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from engine.checkpoint.load import read_config
+from engine.cluster.launch import RankLostError, Ranks
+from engine.cluster.messages import Ask
+from engine.cluster.rank import Rank
+from engine.cluster.weights import load_model, weights_sha256
 from engine.config import EngineConfig, ModelConfig, SamplingParams
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import Target, bind
@@ -34,11 +40,12 @@ from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
 from engine.runtime.control import Control
+from engine.runtime.ranked import RankedRunner
+from engine.runtime.recovery import Recovery
 from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
 from engine.runtime.runner import Runner, StepResult
-from engine.runtime.scheduler import Chunk, Scheduler
+from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
-from engine.runtime.weights import load_model, weights_sha256
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
@@ -61,6 +68,8 @@ class Engine:
             ConfigError: an option does not fit the model.
             MachineError: the KV cache asks for more memory than there is.
         """
+        if config.num_ranks > 1:
+            config = replace(config, num_devices=config.num_ranks)
         self.config = config
         self.sink: Sink = sink or NullSink()
         self.faults = faults or Faults()
@@ -72,28 +81,27 @@ class Engine:
                 f"{config.model}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but "
                 f"config.json says vocab_size {model.vocab_size}; they belong to two models."
             )
-        self.ops = bind(
-            Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
-        )
-        transformer = load_model(
-            config.model,
-            model,
-            self.ops,
-            self.faults,
-            # No sequence outgrows the cache, however long a text the config allows.
-            min(self.max_model_len, config.num_blocks * config.block_size),
-        )
-        transformer.set_dtype(getattr(torch, config.dtype))
-        self._runner = Runner(transformer.eval(), model, config, self.faults)
-        self._scheduler = Scheduler(config)
-        self._admission = Admission(config, self.tokenizer, model.vocab_size, self.max_model_len)
-        self._announcer = Announcer(self.sink, config)
+        # No sequence outgrows the cache, however long a text the config allows.
+        num_positions = min(self.max_model_len, config.num_blocks * config.block_size)
         table, policy = _routing(model, config.num_devices)
+        self._scheduler = Scheduler(config)
+        self._admission = Admission(
+            config, self.tokenizer, model.vocab_size, self.max_model_len, self._homes
+        )
+        self._announcer = Announcer(self.sink, config)
         self.control = Control(table, policy, self.faults, self.sink, self.stats)
         self._request_ids = itertools.count()
         self._steps = 0
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
+        self._ranks: Ranks | None = None
+        self._recovery: Recovery | None = None
+        if config.num_ranks == 1:
+            self._runner: Runner | RankedRunner = Runner(self._own_rank(num_positions))
+        else:
+            self._ranks = Ranks(config, num_positions, table)
+            self._recovery = Recovery(self._ranks, self._scheduler, self.control)
+            self._runner = RankedRunner(self._ranks, config)
         self._announcer.start(model, table)
 
     @property
@@ -146,25 +154,17 @@ class Engine:
         if not schedule.chunks:
             return outputs
         clock.mark("schedule")
-        in_force = self.control.in_force
         with self._compute():
-            result = self._runner.run(
-                schedule,
-                self.table,
-                in_force.layers,
-                clock,
-                record=self.sink.enabled,
-                smoothing=in_force.policy.smoothing,
-            )
+            result = self._run(schedule, clock)
+            if result is None:
+                return outputs
             self._account(schedule.chunks)
             outputs += self._take_tokens(result)
         clock.mark("postprocess")
         self._steps += 1
-        self._bad_rows += result.step.bad_rows
+        self._bad_rows += result.bad_rows
         duration_ms = (time.perf_counter() - started) * 1e3
-        self._announcer.step(
-            self._steps - 1, result, schedule, self._scheduler, started_s, duration_ms
-        )
+        self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
         return outputs
 
     def generate(
@@ -201,26 +201,34 @@ class Engine:
         Raises:
             RequestError: the prompt cannot be admitted, or other requests are under way.
         """
+        if not isinstance(self._runner, Runner):
+            raise RequestError("logits of all positions need an engine in one process; ranks = 1.")
         sequence = self._admission.admit(prompt, SamplingParams(max_tokens=0), request_id=-1)
         rows = []
         try:
             with self._compute():
                 for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
                     schedule = self._scheduler.borrow(sequence, start)
-                    policies = self.control.in_force.layers
-                    rows.append(self._runner.all_logits(schedule, self.table, policies))
+                    in_force = self.control.in_force
+                    rows.append(self._runner.all_logits(schedule, self.table, in_force))
         finally:
             self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).numpy())
 
     def weights_sha256(self) -> str:
         """Hash every parameter as it stands in memory, for proofs that none has changed."""
-        return weights_sha256(self._runner.model)
+        if self._ranks is None:
+            assert isinstance(self._runner, Runner)
+            return weights_sha256(self._runner.rank.model)
+        shares = self._ranks.ask_all(Ask("weights_sha256"))
+        return hashlib.sha256(repr(sorted(shares.items())).encode()).hexdigest()
 
     def close(self) -> None:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
             self._end(sequence, "aborted", "", ())
+        if self._ranks:
+            self._ranks.close()
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is."""
@@ -229,10 +237,43 @@ class Engine:
             steps=self._steps,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_free_blocks=scheduler.pool.num_free,
-            num_blocks=scheduler.pool.num_blocks,
+            num_free_blocks=sum(pool.num_free for pool in scheduler.pools),
+            num_blocks=sum(pool.num_blocks for pool in scheduler.pools),
             bad_rows=self._bad_rows,
         )
+
+    def _run(self, schedule: Schedule, clock: StageClock) -> StepResult | None:
+        """Run one schedule; None when ranks were lost and nothing of it counts."""
+        record, in_force = self.sink.enabled, self.control.in_force
+        if self._recovery is None:
+            return self._runner.run(schedule, self.table, in_force, clock, record=record)
+        try:
+            result = self._runner.run(schedule, self.table, in_force, clock, record=record)
+        except RankLostError as error:
+            self._recovery.after(error, schedule)
+            return None
+        self._recovery.succeeded()
+        return result
+
+    def _own_rank(self, num_positions: int) -> Rank:
+        """Load the whole model into this process."""
+        config = self.config
+        self.ops = bind(
+            Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
+        )
+        transformer = load_model(
+            config.model,
+            self.model_config,
+            self.ops,
+            self.faults,
+            num_positions,
+            dtype=getattr(torch, config.dtype),
+        )
+        return Rank(transformer.eval(), self.model_config, config, self.faults)
+
+    def _homes(self) -> SequenceOf[int]:
+        """Return the devices that can own sequences."""
+        return self._ranks.members if self._ranks else range(self.config.num_devices)
 
     def _admit(
         self,
@@ -260,14 +301,16 @@ class Engine:
         outputs = []
         for index, (chunk, token_id) in enumerate(result.sampled):
             sequence = chunk.sequence
-            logits_V = result.logits_BV[index]
             if self.config.hash_logits:
-                sequence.hash_logits(logits_V.numpy())
+                assert result.logits_BV is not None
+                sequence.hash_logits(result.logits_BV[index].numpy())
             if sequence.max_tokens == 0:
                 outputs.append(self._end(sequence, "length", "", ()))
                 continue
             sequence.token_ids.append(token_id)
             if sequence.params.logprobs is not None:
+                assert result.logits_BV is not None
+                logits_V = result.logits_BV[index]
                 sequence.logprobs.append(logprobs(logits_V, token_id, sequence.params.logprobs))
             delta = sequence.detokenizer.push(token_id)
             reason = self._finish_reason(sequence, token_id)
@@ -317,7 +360,7 @@ class Engine:
         for chunk in chunks:
             sequence = chunk.sequence
             if again := chunk.num_rerun:
-                sequence.extra_rows["preemption"] += again
+                sequence.extra_rows[sequence.rerun_cause] += again
             sequence.num_computed = chunk.end
             sequence.high_water = max(sequence.high_water, chunk.end)
 

@@ -1,153 +1,73 @@
-"""Turn what a step did into its event: once a step, all layers together, numpy at the end."""
+"""Turn what a step did into its event."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from engine.events import CAUSES, Decision, StepEvent
-from engine.exchange.dispatch import LocalDispatcher
-from engine.kernels.combine import combine
-from engine.kernels.topk import topk_softmax
-from engine.model.moe import Experts
-from engine.model.step import LayerRecord, StepContext
-from engine.routing.decision import RowKey, decision_of
-from engine.routing.device import Placer
-from engine.routing.gate import Gate
+from engine.cluster.records import RowRecords
+from engine.events import CAUSES, StepEvent
+from engine.runtime.runner import StepResult
 from engine.runtime.scheduler import Chunk
 
-_RERUN = CAUSES.index("preemption")
+_ARRAYS = (
+    "request_ids",
+    "positions",
+    "token_ids",
+    "homes",
+    "topk_ids",
+    "phy_ids",
+    "topk_weights",
+    "margins",
+)
 
 
 def step_event(
     number: int,
     time_s: float,
     duration_ms: float,
-    step: StepContext,
-    chunks: list[Chunk],
+    result: StepResult,
     *,
     num_running: int,
     num_waiting: int,
-    number_format: str,
 ) -> StepEvent:
-    """Build the event of one finished step."""
-    records = step.records
-    assert records is not None, "the step ran without records"
-    host, num_rows = step.host, len(step.host.token_ids)
-    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], np.int16, num_rows)
-    identity = step.table.is_identity
-    phy_ids = topk_ids
-    if not identity:
-        phy_ids = _stack([r.phy_ids_TK for r in records], np.int16, num_rows)
+    """Build the event of one finished step; rows stand in the order of `result.chunks`."""
+    chunks = result.chunks
     return StepEvent(
         step=number,
         time_s=time_s,
         duration_ms=duration_ms,
-        table_version=step.table.version,
+        table_version=result.table_version,
         num_running=num_running,
         num_waiting=num_waiting,
         num_prefill_rows=sum(chunk.num_prefill for chunk in chunks),
-        request_ids=host.request_ids,
-        positions=host.positions.astype(np.int32),
-        token_ids=host.token_ids.astype(np.int32),
-        homes=host.homes.astype(np.int16),
-        causes=_causes(chunks, num_rows),
-        topk_ids=topk_ids,
-        phy_ids=phy_ids,
-        topk_weights=_stack(
-            [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
-        ),
-        margins=_margins(records, num_rows),
-        stage_ms=step.clock.spent_ms(),
-        bad_rows=step.bad_rows,
-        decisions=tuple(_decisions(chunks, step, records, phy_ids, number_format)),
+        causes=_causes(chunks),
+        stage_ms=result.clock.spent_ms(),
+        bad_rows=result.bad_rows,
+        ranks=tuple(result.ranks),
+        **_joined(result.records or ()),
     )
 
 
-def _stack(columns: list[torch.Tensor], dtype: type[np.generic], num_rows: int) -> Any:
-    """Stack L tensors (T, K) to a (T, L, K) array in host memory; a dense model's is (T, 0, 0)."""
-    width = columns[0].shape[1] if columns else 0
-    stacked = np.empty((num_rows, len(columns), width), dtype)
-    for layer, column in enumerate(columns):
-        stacked[:, layer] = column.cpu().numpy()
-    return stacked
+def _joined(records: Sequence[RowRecords]) -> dict[str, Any]:
+    """Put the ranks' rows one after the other."""
+    if len(records) == 1:
+        columns = {name: getattr(records[0], name) for name in _ARRAYS}
+    else:
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in records]) for name in _ARRAYS
+        }
+    decisions = tuple(decision for part in records for decision in part.decisions)
+    return {**columns, "decisions": decisions}
 
 
-def _margins(records: list[LayerRecord], num_rows: int) -> Any:
-    """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
-    if not records:
-        return np.empty((num_rows, 0), dtype=np.float32)
-    chosen = records[0].gate.selection
-    k, num_experts = chosen.topk_ids_TK.shape[1], chosen.ranked_scores_TE.shape[1]
-    if k == num_experts:
-        return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
-    margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
-    for layer, record in enumerate(records):
-        ranked_TE = record.gate.selection.ranked_scores_TE.cpu().numpy()
-        np.subtract(ranked_TE[:, k - 1], ranked_TE[:, k], out=margins_TL[:, layer])
-    return margins_TL
-
-
-def _causes(chunks: list[Chunk], num_rows: int) -> Any:
-    causes = np.zeros(num_rows, dtype=np.uint8)
-    if not any(chunk.num_rerun for chunk in chunks):
-        return causes
+def _causes(chunks: Sequence[Chunk]) -> Any:
+    causes = np.zeros(sum(chunk.num_tokens for chunk in chunks), dtype=np.uint8)
     row = 0
     for chunk in chunks:
-        causes[row : row + chunk.num_rerun] = _RERUN
+        if chunk.num_rerun:
+            causes[row : row + chunk.num_rerun] = CAUSES.index(chunk.sequence.rerun_cause)
         row += chunk.num_tokens
     return causes
-
-
-def _decisions(
-    chunks: list[Chunk],
-    step: StepContext,
-    records: list[LayerRecord],
-    phy_ids: Any,
-    number_format: str,
-) -> Iterator[Decision]:
-    """Copy the whole decision of every watched token, layer by layer."""
-    first_row = 0
-    for chunk in chunks:
-        sequence = chunk.sequence
-        watched = sequence.watch and sequence.watch.intersection(range(chunk.start, chunk.end))
-        for position in watched:
-            row = first_row + position - chunk.start
-            token = sequence.token_ids[position]
-            key = RowKey(row, sequence.request_id, position, token, sequence.home)
-            for layer, record in enumerate(records):
-                yield decision_of(
-                    key,
-                    layer,
-                    record.gate,
-                    phy_ids[:, layer],
-                    step.table,
-                    number_format=number_format,
-                    source=sources(),
-                )
-        first_row += chunk.num_tokens
-
-
-@functools.cache
-def sources() -> tuple[str, ...]:
-    """Return where in the code each stage of a token's way stands, in the order of the way."""
-    stages: tuple[Callable[..., Any], ...] = (
-        Gate.logits,
-        topk_softmax,
-        Placer.place,
-        LocalDispatcher.dispatch,
-        Experts.forward,
-        combine,
-    )
-    root = Path(__file__).parents[2]
-    return tuple(
-        f"{Path(inspect.getfile(stage)).relative_to(root).as_posix()}:"
-        f"{inspect.getsourcelines(stage)[1]}"
-        for stage in stages
-    )

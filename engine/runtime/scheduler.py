@@ -47,17 +47,17 @@ class Schedule:
     """What one step runs."""
 
     chunks: list[Chunk]
-    fresh_blocks: list[int]
-    """Blocks handed out for this step, to be zeroed before it."""
+    fresh_blocks: dict[int, list[int]]
+    """By pool: blocks handed out for this step, to be zeroed before it."""
     preempted: list[Sequence]
 
 
 class Scheduler:
-    """Owns the waiting and the running sequences and the block pool."""
+    """Owns the waiting and the running sequences and the block pools, one per rank."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.pools = [BlockPool(config.num_blocks) for _ in range(config.num_ranks)]
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -67,7 +67,7 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Choose the next step's chunks; empty when there is nothing to do."""
-        step = Schedule([], [], [])
+        step = Schedule([], {}, [])
         budget = self.config.max_step_tokens
         for sequence in list(self.running):
             if budget == 0 or sequence not in self.running:
@@ -76,7 +76,7 @@ class Scheduler:
         while budget and self.waiting and len(self.running) < self.config.max_running:
             sequence = self.waiting[0]
             wanted = min(len(sequence.token_ids), budget)
-            if step.preempted or self._missing_blocks(sequence, wanted) > self.pool.num_free:
+            if step.preempted or self._lacks_blocks(sequence, wanted):
                 break
             self.running.append(self.waiting.popleft())
             budget -= self._take(sequence, budget, step)
@@ -90,15 +90,14 @@ class Scheduler:
         """
         num_tokens = min(len(sequence.token_ids) - start, self.config.max_step_tokens)
         sequence.num_computed = start
-        missing = self._missing_blocks(sequence, num_tokens)
-        if missing > self.pool.num_free:
+        if self._lacks_blocks(sequence, num_tokens):
             raise RequestError(
-                f"{missing} cache blocks are needed and {self.pool.num_free} are free; wait until "
-                "running requests have ended."
+                f"{self._missing_blocks(sequence, num_tokens)} cache blocks are needed and "
+                f"{self._pool(sequence).num_free} are free; wait until running requests have ended."
             )
-        blocks = self.pool.take(missing)
-        sequence.blocks += blocks
-        return Schedule([Chunk(sequence, start, num_tokens)], blocks, [])
+        step = Schedule([Chunk(sequence, start, num_tokens)], {}, [])
+        self._hand_out(sequence, num_tokens, step)
+        return step
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free its blocks."""
@@ -108,17 +107,22 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._free(sequence)
 
+    def move(self, sequence: Sequence, home: int) -> None:
+        """Give a sequence another home; if it runs, it starts again there from its tokens."""
+        if sequence in self.running:
+            self._start_again(sequence, "recovery")
+        sequence.home = home
+
     def _take(self, sequence: Sequence, budget: int, step: Schedule) -> int:
         """Give a running sequence its share of the step; returns the tokens taken."""
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
-        while (missing := self._missing_blocks(sequence, num_tokens)) > self.pool.num_free:
-            victim = self.running[-1]
+        while self._lacks_blocks(sequence, num_tokens):
+            pool = self._pool(sequence)
+            victim = next(one for one in reversed(self.running) if self._pool(one) is pool)
             self._preempt(victim, step)
             if victim is sequence:
                 return 0
-        blocks = self.pool.take(missing)
-        sequence.blocks += blocks
-        step.fresh_blocks.extend(blocks)
+        self._hand_out(sequence, num_tokens, step)
         again = min(max(0, sequence.high_water - sequence.num_computed), num_tokens)
         step.chunks.append(Chunk(sequence, sequence.num_computed, num_tokens, again))
         return num_tokens
@@ -127,16 +131,34 @@ class Scheduler:
         assert not any(chunk.sequence is sequence for chunk in step.chunks), (
             "a sequence that was already scheduled cannot be preempted in the same step"
         )
+        self._start_again(sequence, "preemption")
+        step.preempted.append(sequence)
+
+    def _start_again(self, sequence: Sequence, cause: str) -> None:
+        """Put a running sequence back to the front of the queue; its rows will run again."""
         self.running.remove(sequence)
         self._free(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed, sequence.rerun_cause = 0, cause
         self.waiting.appendleft(sequence)
-        step.preempted.append(sequence)
+
+    def _hand_out(self, sequence: Sequence, num_tokens: int, step: Schedule) -> None:
+        blocks = self._pool(sequence).take(self._missing_blocks(sequence, num_tokens))
+        sequence.blocks += blocks
+        step.fresh_blocks.setdefault(self._pool_of(sequence), []).extend(blocks)
+
+    def _lacks_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+        return self._missing_blocks(sequence, num_tokens) > self._pool(sequence).num_free
+
+    def _pool(self, sequence: Sequence) -> BlockPool:
+        return self.pools[self._pool_of(sequence)]
+
+    def _pool_of(self, sequence: Sequence) -> int:
+        return sequence.home % len(self.pools)
 
     def _missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         needed = -(-(sequence.num_computed + num_tokens) // self.config.block_size)
         return max(0, needed - len(sequence.blocks))
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.give_back(sequence.blocks)
+        self._pool(sequence).give_back(sequence.blocks)
         sequence.blocks = []

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from engine.config import SamplingParams
+from engine.events import Int64
 from engine.model.detokenizer import Detokenizer
 from engine.model.sampler import Logprobs
 
@@ -42,11 +42,13 @@ class Sequence:
     """Tokens whose keys and values are in the cache."""
     high_water: int = 0
     """Tokens that were ever computed; rows below it run again after a preemption."""
+    rerun_cause: str = "preemption"
+    """Why its rows below `high_water` run again, one of `engine.events.CAUSES`."""
     blocks: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[Logprobs] = field(default_factory=list)
     extra_rows: Counter[str] = field(default_factory=Counter)
-    last_experts: tuple[Position, Tensor] | None = None
+    last_experts: tuple[Position, Int64] | None = None
     """While smoothing is on: a token's position and the (L, K) experts it used."""
     logits_hash: _Hash | None = None
 

@@ -1,45 +1,70 @@
-"""Put a checkpoint's tensors into a model, and prove that nothing was forgotten."""
+"""Put a checkpoint's tensors into a model, all or one rank's share; prove that none is forgotten."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from engine.checkpoint.load import assignments
+from engine.cluster.experts import ExpertStore
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
+from engine.exchange.dispatch import Dispatcher
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.model.transformer import Transformer
 
 
 def load_model(
-    folder: str | Path, config: ModelConfig, ops: Ops, faults: Faults, num_positions: int
+    folder: str | Path,
+    config: ModelConfig,
+    ops: Ops,
+    faults: Faults,
+    num_positions: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    dispatcher: Dispatcher | None = None,
+    store: ExpertStore | None = None,
 ) -> Transformer:
     """Build the model of a folder and fill it; parameters are NaN before and none may be left.
 
     The files are held against `config` first: one that lies about its shapes takes no memory.
 
+    Args:
+        folder: the model folder.
+        config: its `config.json`.
+        ops: the operations the model runs on.
+        faults: its fault points.
+        num_positions: longest sequence.
+        dtype: of weights and activations; the gates stay in fp32.
+        dispatcher: moves rows to their experts; None keeps them in this process.
+        store: which experts a rank holds; None holds all.
+
     Raises:
         CheckpointError: a file is damaged, names do not match one to one, or a weight is NaN.
     """
     items = assignments(folder, config)
-    model = Transformer(config, ops, faults, num_positions)
+    num_slots = store.num_slots if store else None
+    model = Transformer(config, ops, faults, num_positions, dispatcher, num_slots)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for item in items:
             tensor = item.tensor
             if (fault := faults.weights_load) is not None:
                 tensor = fault(tensor)
-            parameters[item.target][item.index].copy_(tensor)
+            item = replace(item, tensor=tensor)
+            for index, part in store.parts(item) if store else [(item.index, tensor)]:
+                parameters[item.target][index].copy_(part)
     left = [name for name, parameter in parameters.items() if bool(parameter.isnan().any())]
     if left:
         raise CheckpointError(
             f"{folder} leaves NaN in {len(left)} parameters, first {left[0]}; the checkpoint is "
             "damaged, take a good copy."
         )
+    model.set_dtype(dtype)
     return model
 
 

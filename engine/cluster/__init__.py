@@ -1,0 +1,1 @@
+"""Ranks: one share of the engine each, in this process or in one of its own."""

@@ -1,0 +1,127 @@
+"""What a controller and its ranks say to each other, over a pipe between local processes.
+
+The controller speaks first; a rank answers every message in order with one `Answer`. Staging ends
+later and is told by a `Staged` of its own. Everything here is plain data that pickles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.cluster.rank import Work
+from engine.cluster.records import RowRecords
+from engine.config import EngineConfig
+from engine.events import Int64
+from engine.exchange.ranks import Exchanged
+from engine.faults import Fault
+from engine.routing.table import RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All a new rank must know; travels with the start of its process."""
+
+    me: int
+    """This rank's device id, for as long as it lives."""
+    config: EngineConfig
+    num_positions: int
+    """Longest sequence the cache can hold."""
+    table: RoutingTable
+    store_port: int
+    dies_with_parent: bool
+    """Whether the process may end with the thread that started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Leave the group of the last epoch, take up the experts of `table`, join the next one."""
+
+    epoch: int
+    members: tuple[int, ...]
+    table: RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run one step together with all other members."""
+
+    work: Work
+    mode: str
+    """How rows are exchanged, decided by the controller for all ranks."""
+    num_rounds: int
+    """Most spans on any rank."""
+    table_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Fetch, in the background, the experts of a table to come."""
+
+    table: RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """From the next step on read the table that was staged under this version."""
+
+    table_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetFault:
+    """Set a fault at a point of this rank, or heal it with None."""
+
+    point: str
+    fault: Fault | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Return what `what` names: `weights_sha256` or `resident_bytes`."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End this process."""
+
+
+Message = Join | RunStep | Stage | Publish | SetFault | Ask | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step brought on one rank."""
+
+    tokens: list[int]
+    logits_BV: Any
+    """(B, V) fp32 numpy array when somebody needs it, else None."""
+    last_experts: list[Int64]
+    records: RowRecords | None
+    bad_rows: int
+    stage_ms: dict[str, float]
+    exchanged: Exchanged
+    busy_ms: float
+    """Time of the step without waiting for other ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one message."""
+
+    value: Any = None
+    error: str | None = None
+    """One sentence when it failed; the rank lives on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Staging has ended."""
+
+    table_version: int
+    num_bytes: int = 0
+    """Bytes of experts fetched."""
+    seconds: float = 0.0
+    error: str | None = None

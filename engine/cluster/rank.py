@@ -1,0 +1,128 @@
+"""One rank: a model, its cache, and how a step's spans run through them.
+
+The engine without `--ranks` has one of these in its own process; with it, each worker process has
+one. Deciding who runs is the scheduler's, what the results mean to a request is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig, ModelConfig
+from engine.events import Int64
+from engine.faults import Faults
+from engine.model.batch import Span, lay_out
+from engine.model.kv_cache import KVCache
+from engine.model.sampler import sample
+from engine.model.step import StageClock, StepContext
+from engine.model.transformer import Transformer
+from engine.routing.policy import LayerPolicy
+from engine.routing.smoothing import Smoother
+from engine.routing.table import RoutingTable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one rank runs in one step, under one table and one policy."""
+
+    spans: list[Span]
+    fresh_blocks: list[int]
+    """Cache blocks handed out for this step, to be zeroed before it."""
+    policies: tuple[LayerPolicy | None, ...]
+    """One per MoE layer."""
+    record: bool
+    """Whether somebody listens, so that decisions are kept."""
+    smoothing: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step brought on one rank."""
+
+    step: StepContext
+    tokens: list[int]
+    """The next token of each span that has a `draw`, in their order."""
+    logits_BV: Tensor
+    """(B, V) fp32, a row for each of `tokens`."""
+    last_experts: list[Int64] = field(default_factory=list)
+    """While smoothing is on: the (L, K) experts of each span's last token."""
+
+
+class Rank:
+    """Owns a model and its cache; runs one step at a time."""
+
+    def __init__(
+        self, model: Transformer, model_config: ModelConfig, config: EngineConfig, faults: Faults
+    ) -> None:
+        self.model, self.config, self.faults = model, config, faults
+        self.cache = KVCache(
+            model_config.num_layers,
+            config.num_blocks,
+            config.block_size,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            getattr(torch, config.dtype),
+        )
+
+    def run(self, work: Work, table: RoutingTable, clock: StageClock) -> Outcome:
+        """Lay out the batch, run the layers, sample."""
+        step = self._prepare(work, table, clock)
+        x_TD = self.model(self.cache, step)
+        drawing = [span.draw for span in work.spans if span.draw]
+        logits_BV = self.model.head(x_TD.index_select(0, self._last_rows(work.spans)))
+        if (fault := self.faults.sampler_noise) is not None:
+            logits_BV = fault(logits_BV)
+        clock.mark("head")
+        tokens = sample(
+            logits_BV,
+            [draw.params for draw in drawing],
+            [draw.seed for draw in drawing],
+            [draw.position for draw in drawing],
+        )
+        clock.mark("sample")
+        last = [] if step.smoother is None else list(step.smoother.previous_SLK.cpu().numpy())
+        return Outcome(step, tokens, logits_BV, last)
+
+    def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
+        """Run `work` and return the (T, V) logits of every row, sampling nothing."""
+        return self.model.head(self.model(self.cache, self._prepare(work, table, StageClock())))
+
+    def _prepare(self, work: Work, table: RoutingTable, clock: StageClock) -> StepContext:
+        self.cache.clear(work.fresh_blocks)
+        device = self.model.embed.weight.device
+        step = lay_out(
+            work.spans,
+            self.config.block_size,
+            table,
+            work.policies,
+            clock,
+            device,
+            record=work.record,
+        )
+        if work.smoothing and table.num_layers:
+            step.smoother = self._smoother(work.spans, table.num_layers, work.smoothing)
+        return step
+
+    def _smoother(self, spans: Sequence[Span], num_layers: int, bonus: float) -> Smoother:
+        """Gather what the token before each span used; unknown where smoothing was off then."""
+        shape = (len(spans), num_layers, self.model.config.top_k)
+        previous_SLK = torch.full(shape, -1, dtype=torch.int64)
+        for row, span in enumerate(spans):
+            if span.previous_LK is not None:
+                previous_SLK[row] = torch.from_numpy(span.previous_LK)
+        device = self.model.embed.weight.device
+        return Smoother(bonus, [len(span.token_ids) for span in spans], previous_SLK.to(device))
+
+    def _last_rows(self, spans: Sequence[Span]) -> Tensor:
+        """Return the last row of each span that draws a token."""
+        rows: list[int] = []
+        end = 0
+        for span in spans:
+            end += len(span.token_ids)
+            if span.draw:
+                rows.append(end - 1)
+        return torch.tensor(rows, dtype=torch.int64, device=self.model.embed.weight.device)

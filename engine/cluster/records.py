@@ -1,0 +1,134 @@
+"""Copy out what a step decided: once a step, all layers together, numpy at the end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.events import Decision, Float32, Int16, Int32, Int64
+from engine.exchange.dispatch import LocalDispatcher
+from engine.kernels.combine import combine
+from engine.kernels.topk import topk_softmax
+from engine.model.batch import Span
+from engine.model.moe import Experts
+from engine.model.step import LayerRecord, StepContext
+from engine.routing.decision import RowKey, decision_of
+from engine.routing.device import Placer
+from engine.routing.gate import Gate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowRecords:
+    """What one rank's T rows did in one step, in host memory; shapes as in `StepEvent`."""
+
+    request_ids: Int64
+    positions: Int32
+    token_ids: Int32
+    homes: Int16
+    topk_ids: Int16
+    phy_ids: Int16
+    topk_weights: Float32
+    margins: Float32
+    decisions: tuple[Decision, ...]
+
+
+def row_records(step: StepContext, spans: Sequence[Span], number_format: str) -> RowRecords:
+    """Copy out what a step that kept records decided."""
+    records = step.records
+    assert records is not None, "the step ran without records"
+    host, num_rows = step.host, len(step.host.token_ids)
+    topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], np.int16, num_rows)
+    identity = step.table.is_identity
+    phy_ids = topk_ids
+    if not identity:
+        phy_ids = _stack([r.phy_ids_TK for r in records], np.int16, num_rows)
+    return RowRecords(
+        request_ids=host.request_ids,
+        positions=host.positions.astype(np.int32),
+        token_ids=host.token_ids.astype(np.int32),
+        homes=host.homes.astype(np.int16),
+        topk_ids=topk_ids,
+        phy_ids=phy_ids,
+        topk_weights=_stack(
+            [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
+        ),
+        margins=_margins(records, num_rows),
+        decisions=tuple(_decisions(spans, step, records, phy_ids, number_format)),
+    )
+
+
+def _stack(columns: list[torch.Tensor], dtype: type[np.generic], num_rows: int) -> Any:
+    """Stack L tensors (T, K) to a (T, L, K) array in host memory; a dense model's is (T, 0, 0)."""
+    width = columns[0].shape[1] if columns else 0
+    stacked = np.empty((num_rows, len(columns), width), dtype)
+    for layer, column in enumerate(columns):
+        stacked[:, layer] = column.cpu().numpy()
+    return stacked
+
+
+def _margins(records: list[LayerRecord], num_rows: int) -> Any:
+    """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
+    if not records:
+        return np.empty((num_rows, 0), dtype=np.float32)
+    chosen = records[0].gate.selection
+    k, num_experts = chosen.topk_ids_TK.shape[1], chosen.ranked_scores_TE.shape[1]
+    if k == num_experts:
+        return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
+    margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
+    for layer, record in enumerate(records):
+        ranked_TE = record.gate.selection.ranked_scores_TE.cpu().numpy()
+        np.subtract(ranked_TE[:, k - 1], ranked_TE[:, k], out=margins_TL[:, layer])
+    return margins_TL
+
+
+def _decisions(
+    spans: Sequence[Span],
+    step: StepContext,
+    records: list[LayerRecord],
+    phy_ids: Any,
+    number_format: str,
+) -> Iterator[Decision]:
+    """Copy the whole decision of every watched token, layer by layer."""
+    first_row = 0
+    for span in spans:
+        for position in span.watched:
+            offset = position - span.start
+            row, token = first_row + offset, span.token_ids[offset]
+            key = RowKey(row, span.request_id, position, token, span.home)
+            for layer, record in enumerate(records):
+                yield decision_of(
+                    key,
+                    layer,
+                    record.gate,
+                    phy_ids[:, layer],
+                    step.table,
+                    number_format=number_format,
+                    source=sources(),
+                )
+        first_row += len(span.token_ids)
+
+
+@functools.cache
+def sources() -> tuple[str, ...]:
+    """Return where in the code each stage of a token's way stands, in the order of the way."""
+    stages: tuple[Callable[..., Any], ...] = (
+        Gate.logits,
+        topk_softmax,
+        Placer.place,
+        LocalDispatcher.dispatch,
+        Experts.forward,
+        combine,
+    )
+    root = Path(__file__).parents[2]
+    return tuple(
+        f"{Path(inspect.getfile(stage)).relative_to(root).as_posix()}:"
+        f"{inspect.getsourcelines(stage)[1]}"
+        for stage in stages
+    )

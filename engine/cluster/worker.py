@@ -1,0 +1,212 @@
+"""A rank's own process: take messages from the controller, run steps with the others, answer.
+
+Runs until told to stop or until the controller is gone. A step that fails because another rank died
+is answered with its error; the controller then calls the survivors into a new group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from engine.checkpoint.load import read_config
+from engine.cluster.experts import ExpertStore
+from engine.cluster.messages import (
+    Answer,
+    Ask,
+    Join,
+    Message,
+    Publish,
+    RunStep,
+    SetFault,
+    Setup,
+    Stage,
+    Staged,
+    StepReport,
+    Stop,
+)
+from engine.cluster.rank import Outcome, Rank
+from engine.cluster.records import row_records
+from engine.cluster.weights import load_model, weights_sha256
+from engine.errors import RankError, WorkbenchError
+from engine.exchange.group import Group, join_store
+from engine.exchange.ranks import RankDispatcher
+from engine.faults import Faults
+from engine.kernels.registry import Target, bind
+from engine.model.step import StageClock
+
+BEAT_S = 0.05
+"""How often a rank says that it lives."""
+
+
+def main(pipe: Connection, beats: Any, setup: Setup) -> None:
+    """Live as one rank; the target of the process that `engine.cluster.launch` spawns."""
+    if setup.dies_with_parent:
+        _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    torch.set_num_threads(1)
+    threading.Thread(target=_beat, args=(beats, setup.me), daemon=True).start()
+    try:
+        worker = Worker(pipe, setup)
+    except WorkbenchError as refused:
+        pipe.send(Answer(error=str(refused)))
+        return
+    pipe.send(Answer(os.getpid()))
+    try:
+        worker.serve()
+    except (EOFError, OSError):
+        pass  # the controller is gone
+    # Not by the interpreter's end: a collective that never finishes would keep its threads alive.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+class Worker:
+    """One rank: its share of the model, its group, and what it does for each message."""
+
+    def __init__(self, pipe: Connection, setup: Setup) -> None:
+        config = setup.config
+        self.pipe, self.setup, self.table = pipe, setup, setup.table
+        self.store = join_store(setup.store_port, config.exchange_timeout_s)
+        self.faults = Faults()
+        ops = bind(Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic))
+        self.dispatcher = RankDispatcher(ops, self.faults)
+        model_config = read_config(config.model)
+        self.experts = ExpertStore(config, model_config, setup.me, setup.table)
+        model = load_model(
+            config.model,
+            model_config,
+            ops,
+            self.faults,
+            setup.num_positions,
+            dtype=getattr(torch, config.dtype),
+            dispatcher=self.dispatcher,
+            store=self.experts,
+        )
+        self.rank = Rank(model.eval(), model_config, config, self.faults)
+        self.experts.attach(model)
+        self._send_lock = threading.Lock()
+
+    def serve(self) -> None:
+        """Answer messages in order until `Stop`."""
+        while not isinstance(message := self.pipe.recv(), Stop):
+            try:
+                with torch.inference_mode():
+                    answer = Answer(self._do(message))
+            except WorkbenchError as failed:
+                self._leave()  # so that whoever waits for this rank learns at once
+                answer = Answer(error=str(failed))
+            self._send(answer)
+        self._send(Answer())
+
+    def _do(self, message: Message) -> Any:
+        if isinstance(message, RunStep):
+            return self._run(message)
+        if isinstance(message, Join):
+            return self._join(message)
+        if isinstance(message, Stage):
+            threading.Thread(target=self._stage, args=(message,), daemon=True).start()
+            return None
+        if isinstance(message, Publish):
+            self.table = self.experts.publish(message.table_version)
+            return None
+        if isinstance(message, SetFault):
+            return self._set_fault(message)
+        assert isinstance(message, Ask), f"unknown message {message!r}"
+        if message.what == "weights_sha256":
+            return weights_sha256(self.rank.model)
+        return _resident_bytes()
+
+    def _run(self, message: RunStep) -> StepReport:
+        work, table = message.work, self.table
+        if message.table_version != table.version:
+            raise RankError(
+                f"rank {self.setup.me} holds table version {table.version}, but the step is for "
+                f"version {message.table_version}; publish it on every rank first."
+            )
+        clock, started = StageClock(), time.perf_counter()
+        lengths = [len(span.token_ids) for span in work.spans]
+        self.dispatcher.begin(message.mode, lengths, message.num_rounds, table)
+        outcome = self.rank.run(work, table, clock)
+        spent_ms, exchanged = clock.spent_ms(), self.dispatcher.exchanged
+        waited_s = exchanged.wait_s + exchanged.transfer_s
+        return StepReport(
+            tokens=outcome.tokens,
+            logits_BV=self._wanted_logits(message, outcome),
+            last_experts=outcome.last_experts,
+            records=row_records(outcome.step, work.spans, self.setup.config.dtype)
+            if work.record
+            else None,
+            bad_rows=outcome.step.bad_rows,
+            stage_ms=spent_ms,
+            exchanged=exchanged,
+            busy_ms=(time.perf_counter() - started - waited_s) * 1e3,
+        )
+
+    def _wanted_logits(self, message: RunStep, outcome: Outcome) -> Any:
+        params = [span.draw.params for span in message.work.spans if span.draw]
+        wanted = self.setup.config.hash_logits or any(each.logprobs is not None for each in params)
+        return outcome.logits_BV.numpy() if wanted else None
+
+    def _join(self, message: Join) -> None:
+        self._leave()
+        self.experts.stage(message.table)
+        self.table = self.experts.publish(message.table.version)
+        self.dispatcher.group = Group(
+            self.store,
+            message.epoch,
+            message.members,
+            self.setup.me,
+            self.setup.config.exchange_timeout_s,
+        )
+
+    def _leave(self) -> None:
+        if self.dispatcher.group is not None:
+            self.dispatcher.group.close()
+            self.dispatcher.group = None
+
+    def _stage(self, message: Stage) -> None:
+        version, started = message.table.version, time.perf_counter()
+        try:
+            num_bytes = self.experts.stage(message.table)
+        except WorkbenchError as failed:
+            self._send(Staged(version, error=str(failed)))
+        else:
+            self._send(Staged(version, num_bytes, time.perf_counter() - started))
+
+    def _set_fault(self, message: SetFault) -> None:
+        if message.fault is None:
+            self.faults.clear(message.point)
+        else:
+            self.faults.set(message.point, message.fault)
+
+    def _send(self, what: Answer | Staged) -> None:
+        with self._send_lock:
+            self.pipe.send(what)
+
+
+def _beat(beats: Any, me: int) -> None:
+    """Write down again and again that this process runs; a stopped one does not."""
+    while True:
+        beats[me] = time.monotonic()
+        time.sleep(BEAT_S)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process with the thread that started it; elsewhere the pipe tells."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _resident_bytes() -> int:
+    """Return the memory this process occupies."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,123 @@
+"""Run a schedule on several ranks, and keep the engine alive when one of them is lost.
+
+The controller's side: it splits each step by the sequences' homes, chooses how rows are exchanged,
+and puts the ranks' shares together again. `engine.cluster.worker` is the other side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cluster.launch import RankLostError, Ranks
+from engine.cluster.messages import RunStep, StepReport
+from engine.cluster.rank import Work
+from engine.config import EngineConfig
+from engine.events import RankEvent
+from engine.model.step import StageClock
+from engine.routing.table import RoutingTable
+from engine.runtime.control import InForce
+from engine.runtime.runner import StepResult, keep_experts, sampled, work_of
+from engine.runtime.scheduler import Chunk, Schedule
+
+
+class RankedRunner:
+    """Runs schedules on the ranks of `ranks`."""
+
+    def __init__(self, ranks: Ranks, config: EngineConfig) -> None:
+        self.ranks, self.config = ranks, config
+
+    def run(
+        self,
+        schedule: Schedule,
+        table: RoutingTable,
+        in_force: InForce,
+        clock: StageClock,
+        *,
+        record: bool,
+    ) -> StepResult:
+        """Run the chunks of `schedule`, each on the rank its sequence lives on.
+
+        Raises:
+            RankLostError: a rank died or froze; nothing of the step counts then.
+        """
+        by_home = _by_home(schedule.chunks, self.ranks.members)
+        works = {
+            rank: work_of(chunks, schedule.fresh_blocks.get(rank, []), in_force, record=record)
+            for rank, chunks in by_home.items()
+        }
+        mode = self.mode_for(sum(chunk.num_tokens for chunk in schedule.chunks))
+        reports = self._ask(works, table.version, mode)
+        clock.add(_mean([report.stage_ms for report in reports.values()]))
+        chunks = list(itertools.chain.from_iterable(by_home.values()))
+        for rank, report in reports.items():
+            keep_experts(by_home[rank], report.last_experts)
+        return StepResult(
+            chunks=chunks,
+            sampled=sampled(chunks, [t for report in reports.values() for t in report.tokens]),
+            logits_BV=_logits(reports),
+            records=[report.records for report in reports.values() if report.records]
+            if record
+            else None,
+            bad_rows=sum(report.bad_rows for report in reports.values()),
+            table_version=table.version,
+            clock=clock,
+            ranks=[_rank_event(rank, report, mode) for rank, report in reports.items()],
+        )
+
+    def mode_for(self, num_rows: int) -> str:
+        """Return how a step of `num_rows` rows, on all ranks together, exchanges them."""
+        small = num_rows < self.config.small_batch_rows
+        return "request" if small else self.config.exchange
+
+    def _ask(self, works: Mapping[int, Work], version: int, mode: str) -> dict[int, StepReport]:
+        num_rounds = max(len(work.spans) for work in works.values())
+        return self.ranks.ask(
+            {rank: RunStep(work, mode, num_rounds, version) for rank, work in works.items()}
+        )
+
+
+def _by_home(chunks: list[Chunk], members: tuple[int, ...]) -> dict[int, list[Chunk]]:
+    """Return every member's chunks; one without any is there too, for it must join in."""
+    found: dict[int, list[Chunk]] = {rank: [] for rank in members}
+    for chunk in chunks:
+        found[chunk.sequence.home].append(chunk)
+    return found
+
+
+def _logits(reports: Mapping[int, StepReport]) -> Tensor | None:
+    parts = [report.logits_BV for report in reports.values()]
+    if any(part is None for part in parts):
+        return None
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _mean(stages: list[dict[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for spent in stages:
+        for stage, milliseconds in spent.items():
+            total[stage] += milliseconds / len(stages)
+    return dict(total)
+
+
+def _rank_event(rank: int, report: StepReport, mode: str) -> RankEvent:
+    exchanged = report.exchanged
+    return RankEvent(
+        rank=rank,
+        mode=mode,
+        rows=exchanged.rows_G,
+        num_bytes=exchanged.bytes_G,
+        messages=exchanged.messages_G,
+        wait_ms=exchanged.wait_s * 1e3,
+        transfer_ms=exchanged.transfer_s * 1e3,
+        busy_ms=report.busy_ms,
+        stage_ms=report.stage_ms,
+    )
+
+
+__all__ = ["RankLostError", "RankedRunner"]
