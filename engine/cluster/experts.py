@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.checkpoint.load import Assignment, assignments
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError
+from engine.faults import Faults
 from engine.model.moe import Experts
 from engine.model.transformer import Transformer
 from engine.routing.table import RoutingTable
@@ -52,9 +53,14 @@ class ExpertStore:
     """Keeps one rank's experts in step with the routing table."""
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, me: int, table: RoutingTable
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        me: int,
+        table: RoutingTable,
+        faults: Faults,
     ) -> None:
-        self._config, self._model_config, self._me = config, model, me
+        self._config, self._model_config, self._me, self._faults = config, model, me, faults
         self._table, self._held = table, held_by(table, me)
         self._modules: list[Experts] = []
         self._staged: dict[int, Gathered] = {}
@@ -83,7 +89,7 @@ class ExpertStore:
 
     def attach(self, model: Transformer) -> None:
         """Keep the experts of `model`, which was loaded through `parts`."""
-        self._modules = [layer.moe.experts for layer in model.layers if layer.is_moe]
+        self._modules = [module for module in model.modules() if isinstance(module, Experts)]
 
     def stage(self, table: RoutingTable) -> int:
         """Gather the experts of a table to come; returns the bytes read from the checkpoint.
@@ -96,27 +102,19 @@ class ExpertStore:
         with self._lock:
             if table.version == self._table.version:
                 return 0
-            held = held_by(table, self._me)
-            num_bytes, fetched = 0, self._fetch(held)
-            layers = []
-            for layer, wanted in enumerate(held):
-                module, have = self._modules[layer], self._held[layer]
-                rows = []
-                for expert in wanted:
-                    if expert in have:
-                        slot = have.index(expert)
-                        rows.append((module.gate_up[slot], module.down[slot]))
-                    else:
-                        rows.append(fetched[layer, expert])
-                        num_bytes += sum(part.numel() * part.element_size() for part in rows[-1])
-                layers.append(
-                    LayerExperts(
-                        _stack([gate_up for gate_up, _ in rows], module.gate_up),
-                        _stack([down for _, down in rows], module.down),
-                    )
-                )
+            have = list(self._held)
+            now = [LayerExperts(module.gate_up, module.down) for module in self._modules]
+        if (fault := self._faults.table_stage) is not None:
+            table = fault(table)
+        held = held_by(table, self._me)
+        fetched = self._fetch(held, have)
+        layers = [
+            _gather(wanted, have[layer], now[layer], lambda e, layer=layer: fetched[layer, e])
+            for layer, wanted in enumerate(held)
+        ]
+        with self._lock:
             self._staged[table.version] = Gathered(table, held, layers)
-            return num_bytes
+        return sum(part.numel() * part.element_size() for pair in fetched.values() for part in pair)
 
     def publish(self, version: int) -> RoutingTable:
         """Put a staged table and its experts in force; between steps only.
@@ -139,13 +137,13 @@ class ExpertStore:
             self._staged = {v: one for v, one in self._staged.items() if v > version}
             return self._table
 
-    def _fetch(self, held: Held) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+    def _fetch(self, held: Held, have: Held) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
         """Read the experts this rank does not have yet from the checkpoint."""
         missing = {
             (layer, expert)
             for layer, wanted in enumerate(held)
             for expert in wanted
-            if expert not in self._held[layer]
+            if expert not in have[layer]
         }
         if not missing:
             return {}
@@ -187,5 +185,19 @@ def held_by(table: RoutingTable, rank: int) -> Held:
     return held
 
 
-def _stack(rows: list[Tensor], like: Tensor) -> Tensor:
-    return torch.stack(rows) if rows else like.new_empty(0, *like.shape[1:])
+def _gather(
+    wanted: list[int],
+    have: list[int],
+    now: LayerExperts,
+    fetched: Callable[[int], tuple[Tensor, Tensor]],
+) -> LayerExperts:
+    """Stack one layer's wanted experts: those at hand copied, the others as fetched."""
+    gate_up = now.gate_up.new_empty(len(wanted), *now.gate_up.shape[1:])
+    down = now.down.new_empty(len(wanted), *now.down.shape[1:])
+    for slot, expert in enumerate(wanted):
+        if expert in have:
+            at = have.index(expert)
+            gate_up[slot], down[slot] = now.gate_up[at], now.down[at]
+        else:
+            gate_up[slot], down[slot] = fetched(expert)
+    return LayerExperts(gate_up, down)

@@ -1,4 +1,4 @@
-"""Put a checkpoint's tensors into a model, all or one rank's share; prove that none is forgotten."""
+"""Put a checkpoint's tensors into a model, all or one rank's share, and forget none."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Worker:
         ops = bind(Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic))
         self.dispatcher = RankDispatcher(ops, self.faults)
         model_config = read_config(config.model)
-        self.experts = ExpertStore(config, model_config, setup.me, setup.table)
+        self.experts = ExpertStore(config, model_config, setup.me, setup.table, self.faults)
         model = load_model(
             config.model,
             model_config,
@@ -102,7 +102,7 @@ class Worker:
                 with torch.inference_mode():
                     answer = Answer(self._do(message))
             except WorkbenchError as failed:
-                self._leave()  # so that whoever waits for this rank learns at once
+                self.dispatcher.join(None)  # so that whoever waits for this rank learns at once
                 answer = Answer(error=str(failed))
             self._send(answer)
         self._send(Answer())
@@ -157,21 +157,13 @@ class Worker:
         return outcome.logits_BV.numpy() if wanted else None
 
     def _join(self, message: Join) -> None:
-        self._leave()
+        self.dispatcher.join(None)
         self.experts.stage(message.table)
         self.table = self.experts.publish(message.table.version)
-        self.dispatcher.group = Group(
-            self.store,
-            message.epoch,
-            message.members,
-            self.setup.me,
-            self.setup.config.exchange_timeout_s,
+        timeout_s = self.setup.config.exchange_timeout_s
+        self.dispatcher.join(
+            Group(self.store, message.epoch, message.members, self.setup.me, timeout_s)
         )
-
-    def _leave(self) -> None:
-        if self.dispatcher.group is not None:
-            self.dispatcher.group.close()
-            self.dispatcher.group = None
 
     def _stage(self, message: Stage) -> None:
         version, started = message.table.version, time.perf_counter()

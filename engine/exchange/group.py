@@ -48,11 +48,13 @@ class Group:
         """
         self.epoch, self.members, self.me = epoch, tuple(members), me
         self.index, self.timeout_s = self.members.index(me), timeout_s
-        keys = dist.PrefixStore(f"{name}/{epoch}", store)
+        keys = dist.PrefixStore(f"{name}/{epoch}", store)  # type: ignore[attr-defined]
         wait = timedelta(seconds=timeout_s)
         try:
             if device == "cuda":
-                self._pg: Any = dist.ProcessGroupNCCL(keys, self.index, self.size)
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = wait
+                self._pg: Any = dist.ProcessGroupNCCL(keys, self.index, self.size, options)
             else:
                 self._pg = dist.ProcessGroupGloo(keys, self.index, self.size, wait)
         except RuntimeError as failed:
@@ -195,9 +197,13 @@ def _first_line(failed: BaseException) -> str:
 
 def host_store(port: int = 0) -> Any:
     """Open the store of a controller; members reach it with `join_store(store.port)`."""
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    return _TCP_STORE("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
 def join_store(port: int, timeout_s: float) -> Any:
     """Reach the controller's store."""
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    wait = timedelta(seconds=timeout_s)
+    return _TCP_STORE("127.0.0.1", port, is_master=False, timeout=wait)
+
+
+_TCP_STORE: Any = dist.TCPStore  # type: ignore[attr-defined]

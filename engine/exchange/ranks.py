@@ -54,7 +54,8 @@ class Exchanged:
     @classmethod
     def none(cls, num_devices: int) -> Exchanged:
         """Start a step's books."""
-        return cls(*(np.zeros(num_devices, dtype=np.int64) for _ in range(3)))
+        rows_G, bytes_G, messages_G = (np.zeros(num_devices, dtype=np.int64) for _ in range(3))
+        return cls(rows_G, bytes_G, messages_G)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +134,24 @@ class RankDispatcher:
 
     ops: Ops
     faults: Faults
-    group: Group | None = None
-    """None between two epochs; nothing can be exchanged then."""
     exchanged: Exchanged = field(init=False)
     """The books of the step."""
     _parts: tuple[slice, ...] = (slice(None),)
     _mode: str = "grouped"
     _shares: Shares | None = None
+    _group: Group | None = None
+
+    @property
+    def group(self) -> Group:
+        """The group of this epoch; between two epochs there is none and nothing is exchanged."""
+        assert self._group is not None, "this rank has not joined a group"
+        return self._group
+
+    def join(self, group: Group | None) -> None:
+        """Exchange in another group from now on, or in none; the last one is left at once."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self._shares = group, None
 
     def begin(
         self, mode: str, lengths: Sequence[int], num_rounds: int, table: RoutingTable

@@ -95,7 +95,8 @@ def work_of(
 
 def span_of(chunk: Chunk, *, smoothing: bool, record: bool) -> Span:
     """Write down all that a rank needs to run one chunk."""
-    sequence, watched, previous_LK = chunk.sequence, (), None
+    sequence, previous_LK = chunk.sequence, None
+    watched: tuple[int, ...] = ()
     if record and sequence.watch:
         watched = tuple(sequence.watch.intersection(range(chunk.start, chunk.end)))
     if smoothing:
