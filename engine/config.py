@@ -165,6 +165,8 @@ class EngineConfig:
     """Longest wait for other ranks in one exchange."""
     heartbeat_timeout_s: float = 3.0
     """A rank without a sign of life for so long is given up."""
+    migration_deadline_s: float = 30.0
+    """A new table is given up when a rank has not gathered its experts by then."""
     max_running: int = 64
     """Most sequences in one step."""
     max_step_tokens: int = 256
@@ -195,7 +197,7 @@ class EngineConfig:
             )
         one_of("exchange", self.exchange, EXCHANGES)
         at_least("small_batch_rows", self.small_batch_rows, 0)
-        for name in ("exchange_timeout_s", "heartbeat_timeout_s"):
+        for name in ("exchange_timeout_s", "heartbeat_timeout_s", "migration_deadline_s"):
             if not 0 < _number(name, getattr(self, name)) <= 3600:
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be above 0 and at most 3600 seconds."

@@ -130,6 +130,16 @@ class Ranks:
             process.kill()
             process.join(STOP_TIMEOUT_S)
 
+    def stop(self, rank: int) -> None:
+        """End one rank in order; the others have to join anew."""
+        try:
+            self._pipes[rank].send(Stop())
+        except OSError:
+            pass
+        else:
+            self._processes[rank].join(STOP_TIMEOUT_S)
+        self.expel([rank])
+
     def close(self) -> None:
         """End every process; again does nothing."""
         for pipe in self._pipes.values():

@@ -1,4 +1,4 @@
-"""The table for those ranks that are left."""
+"""Tables for those ranks that take part: after one has gone, and after one has come."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ def without(table: RoutingTable, members: Collection[int]) -> RoutingTable:
                 rank,
             ),
         )
+    return RoutingTable(
+        table.version + 1,
+        table.phy2log,
+        table.log2phy,
+        table.num_replicas,
+        owners,
+        table.num_devices,
+    )
+
+
+def levelled(table: RoutingTable, members: Collection[int]) -> RoutingTable:
+    """Move physical experts, as few as possible, until no member holds two more than another.
+
+    Owners ``[0, 0, 0, 2, 2, 2]`` with members 0, 1, 2 give ``[0, 0, 1, 2, 2, 1]``.
+    """
+    owners, left = table.rank_of_phy.copy(), sorted(members)
+    while True:
+        counts = {rank: int((owners == rank).sum()) for rank in left}
+        fullest, emptiest = (pick(left, key=lambda rank: counts[rank]) for pick in (max, min))
+        if counts[fullest] - counts[emptiest] <= 1:
+            break
+        owners[np.flatnonzero(owners == fullest)[-1]] = emptiest
     return RoutingTable(
         table.version + 1,
         table.phy2log,

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from engine.config import within
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
 from engine.faults import Fault, Faults
@@ -28,6 +31,27 @@ class InForce(NamedTuple):
     """One per MoE layer, None where nothing is set."""
 
 
+class Order(NamedTuple):
+    """Something only the thread that steps the engine can do, because ranks must take part."""
+
+    action: str
+    """`publish_table`, `drain`, `add_rank` or `set_fault`."""
+    value: Any
+
+
+@dataclass(slots=True)
+class Door:
+    """Orders on their way to an engine on several ranks."""
+
+    num_ranks: int = 1
+    orders: deque[Order] = field(default_factory=deque)
+
+    @property
+    def stages(self) -> bool:
+        """Whether a change must reach other processes first."""
+        return self.num_ranks > 1
+
+
 class Control:
     """Changes a running engine between its steps."""
 
@@ -38,8 +62,10 @@ class Control:
         faults: Faults,
         sink: Sink,
         stats: Callable[[], EngineStats],
+        door: Door | None = None,
     ) -> None:
         self._table = table
+        self._door = door or Door()
         self._faults, self._sink, self._stats = faults, sink, stats
         self._in_force = InForce(policy, policy.layers())
         self._leases: dict[str, float] = {}
@@ -114,7 +140,7 @@ class Control:
         self._say("clear_policy")
 
     def publish_table(self, table: RoutingTable) -> None:
-        """Let the next step read `table`.
+        """Let the next step read `table`; on several ranks, once all have gathered its experts.
 
         Raises:
             RoutingError: its shape does not fit the model, or its version is not newer.
@@ -133,13 +159,49 @@ class Control:
             table = fault(table)  # without the lock: it may wait, and the steps must not
         with self._lock:
             self._check_newer(version)
+            if self._door.stages:
+                self._door.orders.append(Order("publish_table", table))
+                return
+        self.published(table)
+
+    def published(self, table: RoutingTable, num_bytes: int = 0, seconds: float = 0.0) -> None:
+        """Take up a table that every rank is ready for; called by the engine.
+
+        Args:
+            table: the table of the next step.
+            num_bytes: experts that were moved for it.
+            seconds: how long that took.
+        """
+        with self._lock:
             self._table = table
         self._say(
             "publish_table",
             version=table.version,
             sha256=table.sha256(),
             rank_of_phy=table.rank_of_phy.tolist(),
+            num_bytes=num_bytes,
+            seconds=seconds,
         )
+
+    def gave_up(self, version: int, why: str) -> None:
+        """Say that a table was not published and the old one stays; called by the engine."""
+        self._say("give_up_table", version=version, why=why)
+
+    def drain(self, rank: int) -> None:
+        """Move everything off a rank, then end its process; its requests go on elsewhere.
+
+        Raises:
+            RoutingError: this engine has no such rank, or no other one.
+        """
+        self._order_rank("drain", rank)
+
+    def add_rank(self, rank: int) -> None:
+        """Start a rank that was drained or lost, and let it take part again.
+
+        Raises:
+            RoutingError: this engine has no place for such a rank.
+        """
+        self._order_rank("add_rank", rank)
 
     def recovered(
         self,
@@ -148,7 +210,7 @@ class Control:
         members: Sequence[int],
         epoch: int,
         seconds: float,
-        error: Exception,
+        reason: str,
     ) -> None:
         """Take up the table of those ranks that are left; called by the recovery alone."""
         with self._lock:
@@ -159,7 +221,7 @@ class Control:
             members=list(members),
             epoch=epoch,
             seconds=seconds,
-            reason=str(error),
+            reason=reason,
             version=table.version,
         )
 
@@ -174,6 +236,8 @@ class Control:
         with self._lock:
             self._faults.set(point, fault)
             self._leases[point] = time.monotonic() + lease_s
+            if self._door.stages:
+                self._door.orders.append(Order("set_fault", (point, fault)))
         self._say("inject", point=point, lease_s=lease_s)
 
     def clear(self, point: str) -> None:
@@ -185,6 +249,8 @@ class Control:
         with self._lock:
             self._faults.clear(point)
             self._leases.pop(point, None)
+            if self._door.stages:
+                self._door.orders.append(Order("set_fault", (point, None)))
         self._say("clear", point=point)
 
     def end_leases(self) -> None:
@@ -210,6 +276,15 @@ class Control:
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),
         }
+
+    def _order_rank(self, action: str, rank: int) -> None:
+        if not self._door.stages:
+            raise RoutingError(
+                f"this engine runs in one process; {action} needs num_ranks above 1."
+            )
+        within("rank", rank, 0, self._door.num_ranks - 1)
+        self._door.orders.append(Order(action, rank))
+        self._say(action, rank=rank)
 
     def _change(self, change: Callable[[RoutingPolicy], RoutingPolicy]) -> None:
         with self._lock:

@@ -39,9 +39,10 @@ from engine.routing.policy import RoutingPolicy
 from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
-from engine.runtime.control import Control
+from engine.runtime.control import Control, Door
 from engine.runtime.ranked import RankedRunner
-from engine.runtime.recovery import Recovery
+from engine.runtime.membership import Membership
+from engine.runtime.migration import Migration
 from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
 from engine.runtime.runner import Runner, StepResult
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
@@ -89,18 +90,22 @@ class Engine:
             config, self.tokenizer, model.vocab_size, self.max_model_len, self._homes
         )
         self._announcer = Announcer(self.sink, config)
-        self.control = Control(table, policy, self.faults, self.sink, self.stats)
+        door = Door(config.num_ranks)
+        self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
         self._request_ids = itertools.count()
         self._steps = 0
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
         self._ranks: Ranks | None = None
-        self._recovery: Recovery | None = None
+        self._membership: Membership | None = None
         if config.num_ranks == 1:
             self._runner: Runner | RankedRunner = Runner(self._own_rank(num_positions))
         else:
             self._ranks = Ranks(config, num_positions, table)
-            self._recovery = Recovery(self._ranks, self._scheduler, self.control)
+            migration = Migration(self._ranks, self.control, config.migration_deadline_s)
+            self._membership = Membership(
+                self._ranks, self._scheduler, self.control, migration, door.orders
+            )
             self._runner = RankedRunner(self._ranks, config)
         self._announcer.start(model, table)
 
@@ -147,6 +152,7 @@ class Engine:
         started_s, clock = time.time(), StageClock()
         started = time.perf_counter()
         self.control.end_leases()
+        self._follow_orders()
         outputs = self._abort_asked()
         schedule = self._scheduler.schedule()
         for sequence in schedule.preempted:
@@ -245,15 +251,23 @@ class Engine:
     def _run(self, schedule: Schedule, clock: StageClock) -> StepResult | None:
         """Run one schedule; None when ranks were lost and nothing of it counts."""
         record, in_force = self.sink.enabled, self.control.in_force
-        if self._recovery is None:
+        if self._membership is None:
             return self._runner.run(schedule, self.table, in_force, clock, record=record)
         try:
             result = self._runner.run(schedule, self.table, in_force, clock, record=record)
         except RankLostError as error:
-            self._recovery.after(error, schedule)
+            self._membership.after(error, schedule)
             return None
-        self._recovery.succeeded()
+        self._membership.succeeded()
         return result
+
+    def _follow_orders(self) -> None:
+        if self._membership is None:
+            return
+        try:
+            self._membership.before_step()
+        except RankLostError as error:
+            self._membership.after(error)
 
     def _own_rank(self, num_positions: int) -> Rank:
         """Load the whole model into this process."""

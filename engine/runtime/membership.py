@@ -1,4 +1,4 @@
-"""Go on without the ranks that are gone, and lose no request.
+"""Who takes part: go on without ranks that are gone, drain one, let one join, lose no request.
 
 What is lost with a rank: its cache, hence the sequences that lived there start again from their
 tokens so far; and its experts, hence the survivors read them from their own replicas or from the
@@ -8,13 +8,16 @@ checkpoint. The step that failed counts for nobody.
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from engine.cluster.launch import RankLostError, Ranks
+from engine.cluster.messages import SetFault
 from engine.errors import RankError
-from engine.routing.survivors import without
+from engine.routing.survivors import levelled, without
 from engine.routing.table import RoutingTable
-from engine.runtime.control import Control
+from engine.runtime.control import Control, Order
+from engine.runtime.migration import Migration
 from engine.runtime.scheduler import Schedule, Scheduler
 
 MAX_FAILURES = 3
@@ -22,20 +25,45 @@ MAX_FAILURES = 3
 
 
 @dataclass(slots=True)
-class Recovery:
-    """Brings an engine on ranks back after a step has failed."""
+class Membership:
+    """Decides, between steps, which ranks take part."""
 
     ranks: Ranks
     scheduler: Scheduler
     control: Control
+    migration: Migration
+    orders: deque[Order]
     _failures: int = 0
+
+    def before_step(self) -> None:
+        """Do what operators have ordered, and take up a table that is ready.
+
+        Raises:
+            RankLostError: a rank died or froze meanwhile.
+            RankError: an order cannot be followed.
+        """
+        while self.orders:
+            order = self.orders.popleft()
+            if order.action == "publish_table":
+                self.migration.begin(order.value)
+            elif order.action == "set_fault":
+                self.ranks.ask_all(SetFault(*order.value))
+            elif order.action == "drain":
+                self._drain(order.value)
+            else:
+                self._add(order.value)
+        self.migration.advance()
 
     def succeeded(self) -> None:
         """Note that a step went well."""
         self._failures = 0
 
-    def after(self, error: RankLostError, schedule: Schedule) -> None:
+    def after(self, error: RankLostError, schedule: Schedule | None = None) -> None:
         """Make one group of those that are left and send everybody's work to them.
+
+        Args:
+            error: who is lost.
+            schedule: the step that failed, if it was in one.
 
         Raises:
             RankError: no rank is left, or steps keep failing although all ranks live.
@@ -44,17 +72,39 @@ class Recovery:
         self._failures += 1
         if self._failures > MAX_FAILURES and not error.lost:
             raise RankError(f"{self._failures} steps in a row failed: {error}") from error
-        for chunk in schedule.chunks:
+        for chunk in schedule.chunks if schedule else ():
             chunk.sequence.extra_rows["recovery"] += chunk.num_tokens
+        self.migration.cancel("ranks were lost while it was under way")
         lost = dict(error.lost)
         self.ranks.expel(error.lost)
         table = self._regroup(lost)
         self._move_homes()
         seconds = time.perf_counter() - started
-        self.control.recovered(table, lost, self.ranks.members, self.ranks.epoch, seconds, error)
+        self.control.recovered(
+            table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error)
+        )
+
+    def _drain(self, rank: int) -> None:
+        others = [member for member in self.ranks.members if member != rank]
+        if rank not in self.ranks.members or not others:
+            return
+        self.migration.cancel(f"rank {rank} is drained")
+        self.ranks.stop(rank)
+        table = self._regroup({})
+        self._move_homes()
+        self.control.published(table)
+
+    def _add(self, rank: int) -> None:
+        if rank in self.ranks.members:
+            return
+        self.migration.cancel(f"rank {rank} joins")
+        table = self.control.table
+        self.ranks.start([rank], table)
+        self._regroup({})
+        self.control.publish_table(levelled(table, self.ranks.members))
 
     def _regroup(self, lost: dict[int, str]) -> RoutingTable:
-        """Join the survivors under a table of their own; more may die while they join."""
+        """Join the ranks that live under a table of their own; more may die while they join."""
         table = self.control.table
         while True:
             members = self.ranks.members
@@ -73,7 +123,7 @@ class Recovery:
                 self.ranks.expel(again.lost)
 
     def _move_homes(self) -> None:
-        """Spread the sequences of lost ranks over the others; they start again there."""
+        """Spread the sequences of ranks that are gone over the others; they start again there."""
         members = self.ranks.members
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         for turn, sequence in enumerate([*reversed(running), *waiting]):
