@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,10 +108,10 @@ class ExpertStore:
             table = fault(table)
         held = held_by(table, self._me)
         fetched = self._fetch(held, have)
-        layers = [
-            _gather(wanted, have[layer], now[layer], lambda e, layer=layer: fetched[layer, e])
-            for layer, wanted in enumerate(held)
-        ]
+        layers = []
+        for layer, wanted in enumerate(held):
+            of_layer = {expert: pair for (index, expert), pair in fetched.items() if index == layer}
+            layers.append(_gather(wanted, have[layer], now[layer], of_layer))
         with self._lock:
             self._staged[table.version] = Gathered(table, held, layers)
         return sum(part.numel() * part.element_size() for pair in fetched.values() for part in pair)
@@ -189,7 +189,7 @@ def _gather(
     wanted: list[int],
     have: list[int],
     now: LayerExperts,
-    fetched: Callable[[int], tuple[Tensor, Tensor]],
+    fetched: Mapping[int, tuple[Tensor, Tensor]],
 ) -> LayerExperts:
     """Stack one layer's wanted experts: those at hand copied, the others as fetched."""
     gate_up = now.gate_up.new_empty(len(wanted), *now.gate_up.shape[1:])
@@ -199,5 +199,5 @@ def _gather(
             at = have.index(expert)
             gate_up[slot], down[slot] = now.gate_up[at], now.down[at]
         else:
-            gate_up[slot], down[slot] = fetched(expert)
+            gate_up[slot], down[slot] = fetched[expert]
     return LayerExperts(gate_up, down)

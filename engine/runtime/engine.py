@@ -40,9 +40,9 @@ from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
 from engine.runtime.control import Control, Door
-from engine.runtime.ranked import RankedRunner
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
+from engine.runtime.ranked import RankedRunner
 from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
 from engine.runtime.runner import Runner, StepResult
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
