@@ -13,16 +13,13 @@ that lacks the key can look and not drive. The dashboard is a child by command.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
 import os
 import secrets
-import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -30,11 +27,11 @@ from engine.errors import MachineError, RequestError
 from engine.runtime.telemetry import Telemetry
 from workbench import paths
 from workbench.actions import MAX_TEXT
+from workbench.dashboard import dashboard_process, require_packages, when_it_answers
 from workbench.demos.player import RUNNING, Player, opened
 from workbench.demos.playlist import Playlist
 from workbench.desk import Desk
-from workbench.lifecycle import Child, own_identity, python_command
-from workbench.start import READY_S, require_packages
+from workbench.lifecycle import Child
 from workbench.window import Window
 
 _LOOK_EVERY_S = 0.5
@@ -140,8 +137,13 @@ def present(
         telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
         presentation = Presentation(playlist, telemetry, key)
         presentation.serve(desk)
-        child = stack.enter_context(_dashboard(telemetry, port))
-        _announce(child, key, ready)
+        child = stack.enter_context(dashboard_process(telemetry, port))
+
+        def announce(url: str) -> None:
+            ready({"presenter_url": f"{url}?key={key}", "viewer_url": url, "pid": os.getpid(),
+                   "dashboard_pid": child.pid})  # fmt: skip
+
+        when_it_answers(child, announce, page="demo")
         window = Window()
         desk.handle("window", window.packed, aside=True)
         player = stack.enter_context(
@@ -165,36 +167,3 @@ def _loop(player: Player, presentation: Presentation, desk: Desk, child: Child) 
             look_at = now + _LOOK_EVERY_S
             if not child.alive():
                 raise MachineError(child.epitaph())
-
-
-@contextlib.contextmanager
-def _dashboard(telemetry: Telemetry, port: int) -> Iterator[Child]:
-    """Start the dashboard's process; end it however the block ends."""
-    host, stream_port = telemetry.address
-    command = python_command(
-        "dashboards",
-        f"--address={host}:{stream_port}",
-        "--key-file=-",
-        f"--port={port}",
-        f"--parent={own_identity()}",
-    )
-    child = Child("dashboard", command, first_line=telemetry.key.hex(), folder=paths.root())
-    try:
-        yield child
-    finally:
-        child.stop()
-
-
-def _announce(child: Child, key: str, ready: Callable[[Detail], None]) -> None:
-    """Tell the links once the page answers; on a thread, while the engine loads."""
-
-    def wait() -> None:
-        # A child that ends or stays silent is told by the loop, which looks at it.
-        with contextlib.suppress(MachineError, OSError):
-            url = f"{child.report(READY_S)['url']}demo"
-            with urllib.request.urlopen(url, timeout=READY_S) as answer:
-                answer.read()
-            ready({"presenter_url": f"{url}?key={key}", "viewer_url": url, "pid": os.getpid(),
-                   "dashboard_pid": child.pid})  # fmt: skip
-
-    threading.Thread(target=wait, name="announce", daemon=True).start()
