@@ -38,6 +38,8 @@ CHECKS = {
     "late": ("▲", "not as expected", "warn"),
 }
 """State of an expectation -> symbol, word and tone."""
+Focus = tuple[int, int, str]
+"""Places of a token and a layer, and a stage."""
 _STYLES = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
@@ -62,6 +64,8 @@ class Demo(Session):
         self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
         self.stepper.state = ""
         self._loaded = self._loading = -1
+        self._focus: Focus | None = None
+        """The place in the stepper that was sent to all, or taken from the presenter, last."""
         return {"figure": self.map.pane, "second": self.stepper, "stylesheets": [_STYLES]}
 
     def layout(self, snapshot: Snapshot) -> Hashable:
@@ -89,6 +93,10 @@ class Demo(Session):
             "meter_top": METER_TOP,
         }
 
+    def news(self, snapshot: Snapshot) -> tuple[Any, ...]:
+        """Draw again also when the reader has moved in the stepper."""
+        return (*super().news(snapshot), self._here())
+
     def draw(self, snapshot: Snapshot) -> None:
         """Draw what the step shows."""
         step = self._step(snapshot)
@@ -98,6 +106,7 @@ class Demo(Session):
             self._draw_map(snapshot, step)
         elif step.view["kind"] == "stepper":
             self._load_exhibit(snapshot, step)
+            self._lead_or_follow(snapshot, step)
 
     def on_height(self, name: str, height: int) -> None:
         """Let the map fill its place."""
@@ -113,7 +122,7 @@ class Demo(Session):
         at, last = self._at(snapshot), len(playlist.steps) - 1
         moves = {"next": at + 1, "back": at - 1, "first": 0, "last": last}
         if name == "follow":
-            self.own = None
+            self.own = self._focus = None
             return
         if name == "jump" and isinstance(value, str) and value.isdecimal():
             to = int(value)
@@ -225,15 +234,33 @@ class Demo(Session):
             self._loading = -1
             if answer["state"]:
                 self._loaded = visit
-                view = step.view
+                self._focus = token, layer, stage = _led(live, step)
                 self.stepper.param.update(
-                    state=answer["state"],
-                    token=view["token"],
-                    layer=view["layer"],
-                    stage=STEPPER_STAGES[0],
+                    state=answer["state"], token=token, layer=layer, stage=stage
                 )
 
         self.later(lambda: self.source.control("demo_exhibit"), then)
+
+    def _here(self) -> Focus:
+        return self.stepper.token, self.stepper.layer, self.stepper.stage
+
+    def _lead_or_follow(self, snapshot: Snapshot, step: Step) -> None:
+        """Send the presenter's place in the stepper to all; go there as one who follows.
+
+        Who steps by themselves stays where they are until the presenter moves.
+        """
+        live = _live(snapshot)
+        if live is None or self._loaded != live["visit"] or not self._on_live(snapshot, live):
+            return
+        here, led = self._here(), _led(live, step)
+        if self._presents(live):
+            if here != self._focus:
+                self._focus = here
+                token, layer, stage = here
+                self.ask("demo_focus", key=self.key, token=token, layer=layer, stage=stage)
+        elif self.own is None and led != self._focus:
+            self._focus = token, layer, stage = led
+            self.stepper.param.update(token=token, layer=layer, stage=stage)
 
     def _checks(self, snapshot: Snapshot, live: Mapping[str, Any] | None) -> dict[str, Any]:
         step = self._step(snapshot)
@@ -271,6 +298,12 @@ def _live(snapshot: Snapshot) -> Mapping[str, Any] | None:
     """Return what the engine's process says of the demo; None where nobody presents."""
     found = readings.facts(snapshot.frame).get("demo")
     return found if isinstance(found, Mapping) else None
+
+
+def _led(live: Mapping[str, Any], step: Step) -> Focus:
+    """Return the place in the stepper that the presenter points at, at first the step's own."""
+    focus = live["focus"] or {**step.view, "stage": STEPPER_STAGES[0]}
+    return focus["token"], focus["layer"], focus["stage"]
 
 
 @cache
