@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dashboards import acts, readings
+from dashboards.course import Course, curve, in_words
 from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
@@ -119,6 +120,7 @@ class Drills(Session):
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
             **_table(seen.get("observe"), len(room.diary)),
             **_signals(room.briefing, seen.get("observe")),
+            **_curves(room.briefing, room.course, seen.get("observe")),
             **_checks(seen.get("check")),
             **_lines("k", room.clues, NUM_CLUES),
             **_lines("y", room.diary[-NUM_DIARY:], NUM_DIARY),
@@ -208,6 +210,29 @@ def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str,
             f"s{at}o": f"{mark} {verdict['outcome']}",
             f"s{at}c": f"tone-{tone}",
             f"s{at}f": verdict["formula"],
+        }
+    return values
+
+
+def _curves(
+    briefing: dict[str, Any], course: Course, seen: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the curve of each signal, with the right values as a band."""
+    verdicts = {verdict["name"]: verdict for verdict in (seen or {}).get("signals", ())}
+    values: dict[str, Any] = {}
+    names = [*briefing["signals"], *[""] * NUM_SIGNALS][:NUM_SIGNALS]
+    for at, name in enumerate(names):
+        points, verdict = course.points(name), verdicts.get(name)
+        known = verdict is not None and None not in (verdict["low"], verdict["high"])
+        right = (verdict["low"], verdict["high"]) if verdict and known else None
+        drawn = curve(points, tuple(course.acts), course.now_s, right)
+        values |= {
+            f"l{at}d": drawn.line,
+            f"l{at}n": drawn.newest,
+            f"l{at}a": drawn.acts,
+            f"l{at}y": f"{drawn.band[0]:.1f}",
+            f"l{at}h": f"{drawn.band[1]:.1f}",
+            f"l{at}w": f"{name}: {in_words(points, course.now_s)}",
         }
     return values
 
