@@ -65,7 +65,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 )
 
 TENSOR_CORE = re.compile(
-    r"\b(?:[A-Z]*MMA(?:\.[\w.]+)?"  # machine code: HMMA, HGMMA, QGMMA, IGMMA, UTCHMMA, UTCQMMA
+    r"(?<!\.)\b(?:[A-Z]+MMA(?:\.[\w.]+)?"  # machine code: HMMA, HGMMA, UTCHMMA, …
     r"|(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[\w.:]*"  # PTX
     r"|v_s?mfmac?_\w+)"  # gfx942
 )
