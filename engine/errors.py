@@ -40,6 +40,12 @@ class RoutingError(WorkbenchError):
     """A routing table, plan or policy is not valid, or two versions met."""
 
 
+class KernelError(WorkbenchError):
+    """Arguments of an operation do not fit one another (shape, format, device, ids)."""
+
+    exit_code = 2
+
+
 class FaultError(WorkbenchError):
     """A fault point is unknown or a fault cannot be set."""
 
