@@ -46,9 +46,10 @@ def decision_of(
         source: where in the code each stage stands.
     """
     chosen, row = gate.selection, key.row
+    assert chosen.scores_TE is not None and chosen.ranked_scores_TJ is not None, "no scores"
     k = chosen.topk_ids_TK.shape[1]
-    has_runner_up = chosen.ranked_ids_TE.shape[1] > k
-    ranked = chosen.ranked_scores_TE[row]
+    has_runner_up = chosen.ranked_ids_TJ.shape[1] > k
+    ranked = chosen.ranked_scores_TJ[row]
     topk_ids = chosen.topk_ids_TK[row].cpu().numpy()
     physical = phy_ids_TK[row]
     return Decision(
@@ -60,7 +61,7 @@ def decision_of(
         scores=chosen.scores_TE[row].cpu().numpy().copy(),
         topk_ids=topk_ids.astype("int16"),
         topk_weights=chosen.topk_weights_TK[row].cpu().numpy().copy(),
-        runner_up=int(chosen.ranked_ids_TE[row, k]) if has_runner_up else -1,
+        runner_up=int(chosen.ranked_ids_TJ[row, k]) if has_runner_up else -1,
         margin=float(ranked[k - 1] - ranked[k]) if has_runner_up else float("inf"),
         physical=physical.astype("int16"),
         devices=table.rank_of_phy[physical].astype("int16"),

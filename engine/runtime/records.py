@@ -14,7 +14,7 @@ import torch
 from engine.events import CAUSES, Decision, StepEvent
 from engine.exchange.dispatch import LocalDispatcher
 from engine.kernels.combine import combine
-from engine.kernels.topk import topk_softmax
+from engine.kernels.topk import route
 from engine.model.moe import Experts
 from engine.model.step import LayerRecord, StepContext
 from engine.routing.decision import RowKey, decision_of
@@ -84,13 +84,15 @@ def _margins(records: list[LayerRecord], num_rows: int) -> Any:
     if not records:
         return np.empty((num_rows, 0), dtype=np.float32)
     chosen = records[0].gate.selection
-    k, num_experts = chosen.topk_ids_TK.shape[1], chosen.ranked_scores_TE.shape[1]
-    if k == num_experts:
+    k, num_ranked = chosen.topk_ids_TK.shape[1], chosen.ranked_ids_TJ.shape[1]
+    if k == num_ranked:
         return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
     margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
     for layer, record in enumerate(records):
-        ranked_TE = record.gate.selection.ranked_scores_TE.cpu().numpy()
-        np.subtract(ranked_TE[:, k - 1], ranked_TE[:, k], out=margins_TL[:, layer])
+        ranked_TJ = record.gate.selection.ranked_scores_TJ
+        assert ranked_TJ is not None, "no scores"
+        scores = ranked_TJ.cpu().numpy()
+        np.subtract(scores[:, k - 1], scores[:, k], out=margins_TL[:, layer])
     return margins_TL
 
 
@@ -139,7 +141,7 @@ def sources() -> tuple[str, ...]:
     """Return where in the code each stage of a token's way stands, in the order of the way."""
     stages: tuple[Callable[..., Any], ...] = (
         Gate.logits,
-        topk_softmax,
+        route,
         Placer.place,
         LocalDispatcher.dispatch,
         Experts.forward,
