@@ -26,11 +26,12 @@ class RowKey:
 
 def decision_of(
     key: RowKey,
-    layer: int,
+    place: int,
     gate: GateOutput,
     phy_ids_TK: Int,
     table: RoutingTable,
     *,
+    layer: int,
     number_format: str,
     source: tuple[str, ...],
 ) -> Decision:
@@ -38,10 +39,11 @@ def decision_of(
 
     Args:
         key: the row and its token.
-        layer: index among the MoE layers.
+        place: index among the MoE layers.
         gate: what the layer's gate put out for all T rows.
         phy_ids_TK: (T, K) physical experts.
         table: the table of the step.
+        layer: the model's number of the layer.
         number_format: in which the experts ran the row.
         source: where in the code each stage stands.
     """
@@ -66,7 +68,7 @@ def decision_of(
         physical=physical.astype("int16"),
         devices=table.rank_of_phy[physical].astype("int16"),
         reasons=tuple(
-            Placer.reason(int(expert), int(phy), key.home, table, layer)
+            Placer.reason(int(expert), int(phy), key.home, table, place)
             for expert, phy in zip(topk_ids, physical, strict=True)
         ),
         table_version=table.version,

@@ -35,6 +35,7 @@ def step_event(
     num_running: int,
     num_waiting: int,
     number_format: str,
+    moe_layers: tuple[int, ...],
 ) -> StepEvent:
     """Build the event of one finished step."""
     records = step.records
@@ -66,7 +67,7 @@ def step_event(
         margins=_margins(records, num_rows),
         stage_ms=step.clock.spent_ms(),
         bad_rows=step.bad_rows,
-        decisions=tuple(_decisions(chunks, step, records, phy_ids, number_format)),
+        decisions=tuple(_decisions(chunks, step, moe_layers, phy_ids, number_format)),
     )
 
 
@@ -110,11 +111,12 @@ def _causes(chunks: list[Chunk], num_rows: int) -> Any:
 def _decisions(
     chunks: list[Chunk],
     step: StepContext,
-    records: list[LayerRecord],
+    moe_layers: tuple[int, ...],
     phy_ids: Any,
     number_format: str,
 ) -> Iterator[Decision]:
     """Copy the whole decision of every watched token, layer by layer."""
+    assert step.records is not None, "the step ran without records"
     first_row = 0
     for chunk in chunks:
         sequence = chunk.sequence
@@ -123,13 +125,14 @@ def _decisions(
             row = first_row + position - chunk.start
             token = sequence.token_ids[position]
             key = RowKey(row, sequence.request_id, position, token, sequence.home)
-            for layer, record in enumerate(records):
+            for place, record in enumerate(step.records):
                 yield decision_of(
                     key,
-                    layer,
+                    place,
                     record.gate,
-                    phy_ids[:, layer],
+                    phy_ids[:, place],
                     step.table,
+                    layer=moe_layers[place],
                     number_format=number_format,
                     source=sources(),
                 )
