@@ -17,11 +17,11 @@ import panel as pn
 from panel.io.server import get_server
 from tornado.web import RedirectHandler, RequestHandler
 
-from dashboards import theme as themes
 from dashboards.page import Page
 from dashboards.pages import demo, drills, experts, now, step
 from dashboards.source import Source
 from engine.errors import MachineError
+from workbench import theme as themes
 
 Build = Callable[[Source, str, Mapping[str, str], Mapping[str, Any]], Page]
 """Takes source, theme, the address's arguments and what frames the page; called per session."""

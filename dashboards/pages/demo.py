@@ -22,22 +22,14 @@ from dashboards.maps import PageMap
 from dashboards.readings import ALL
 from dashboards.session import Session, builder
 from dashboards.source import Snapshot
-from dashboards.states import overhead_limit
 from engine.errors import WorkbenchError
 from engine.events import STAGES
 from workbench.demos.playlist import Playlist, Step, find, playlists
 from workbench.demos.words import bounds, measured
+from workbench.theme import STATES, State
 from workbench.widgets import load_spec, stepper_pane
 from workbench.widgets.steps import STAGES as STEPPER_STAGES
 
-METER_TOP = 15.0
-"""The overhead meter's right end, in per cent."""
-CHECKS = {
-    "waiting": ("◌", "measuring", "muted"),
-    "holds": ("✓", "as expected", "good"),
-    "late": ("▲", "not as expected", "warn"),
-}
-"""State of an expectation -> symbol, word and tone."""
 Focus = tuple[int, int, str]
 """Places of a token and a layer, and a stage."""
 _STYLES = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
@@ -90,7 +82,7 @@ class Demo(Session):
             "presents": self._presents(live),
             "led": live is not None,
             "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
-            "meter_top": METER_TOP,
+            "meter_top": readings.METER_TOP,
         }
 
     def news(self, snapshot: Snapshot) -> tuple[Any, ...]:
@@ -280,13 +272,13 @@ class Demo(Session):
         }
         for place in range(len(step.expect)):
             check = shown[place] if place < len(shown) else None
-            symbol, word, tone = CHECKS[check["state"]] if check else ("·", "", "muted")
+            look = STATES[check["state"]] if check else State("muted", "·", "")
             values |= {
-                f"cs{place}": symbol,
-                f"cc{place}": f"mark tone-{tone}",
+                f"cs{place}": look.symbol,
+                f"cc{place}": f"mark tone-{look.tone}",
                 f"cv{place}": measured(check) if check else readings.NOTHING,
                 f"cb{place}": bounds(check) if check else "",
-                f"cw{place}": word,
+                f"cw{place}": look.word,
             }
         return values
 
@@ -317,16 +309,9 @@ def _known(demo: str | None) -> Playlist | None:
 
 def _overhead(snapshot: Snapshot) -> dict[str, Any]:
     meta = snapshot.frame.meta if snapshot.frame else {}
-    share = meta.get("overhead_share")
-    limit = overhead_limit(share) if share is not None else None
-    width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
     times = meta.get("stage_ms") or {}
     return {
-        "overhead": readings.percent(share),
-        "overhead_words": f"{limit.symbol} {limit.words}" if limit else "no steps of late",
-        "overhead_class": f"tone-{limit.tone}" if limit else "",
-        "overhead_track": f"track tone-{limit.tone}" if limit else "track",
-        "overhead_fill": f"width: {width:.1f}%",
+        **readings.overhead(meta.get("overhead_share")),
         "p50": readings.milliseconds(meta.get("step_p50_ms")),
         **{f"ms_{stage}": readings.number(times.get(stage), 2) for stage in STAGES},
         **{f"w_{stage}": f"flex: {times.get(stage) or 0:.4f} 1 0px" for stage in STAGES},

@@ -17,12 +17,11 @@ from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
+from workbench.theme import STATES
 from workbench.widgets import MapSpec, fair_shares, load_spec
 
 READ_EVERY_S = 1.0
 NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY = 4, 6, 3, 6
-MARKS = {"pass": ("✓", "good"), "fail": ("■", "bad"), "could not run": ("?", "warn")}
-"""Outcome -> symbol and colour role; the outcome's word stands beside them."""
 ROOM = DrillRoom()
 """The drill of this process, for all who look."""
 
@@ -202,13 +201,13 @@ def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str,
             values |= {f"s{at}{x}": readings.NOTHING for x in "vbr"} | {f"s{at}o": ""}
             values |= {f"s{at}c": "", f"s{at}f": ""}
             continue
-        mark, tone = MARKS[verdict["outcome"]]
+        look = STATES[verdict["outcome"]]
         values |= {
             f"s{at}v": _value(verdict["value"], verdict["unit"]),
             f"s{at}b": _value(verdict["steady"], verdict["unit"]),
             f"s{at}r": _range(verdict),
-            f"s{at}o": f"{mark} {verdict['outcome']}",
-            f"s{at}c": f"tone-{tone}",
+            f"s{at}o": f"{look.symbol} {look.word}",
+            f"s{at}c": f"tone-{look.tone}",
             f"s{at}f": verdict["formula"],
         }
     return values
@@ -244,10 +243,10 @@ def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
         verdict = found[at] if at < len(found) else None
         values[f"c{at}h"] = verdict is None
         if verdict is not None:
-            mark, tone = MARKS[verdict["outcome"]]
+            look = STATES[verdict["outcome"]]
             values |= {
-                f"c{at}o": f"{mark} {verdict['outcome']}",
-                f"c{at}c": f"tone-{tone}",
+                f"c{at}o": f"{look.symbol} {look.word}",
+                f"c{at}c": f"tone-{look.tone}",
                 f"c{at}n": verdict["name"],
                 f"c{at}m": verdict["message"],
             }
