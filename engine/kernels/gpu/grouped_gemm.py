@@ -146,9 +146,11 @@ def tiles_for(
     """Choose tiles for N pairs over P experts."""
     name = str(dtype).removeprefix("torch.")
     rows = num_pairs / max(1, min(num_pairs, num_physical))
-    where = torch.device(device)
-    gpu = torch.cuda.get_device_name(where) if where.type == "cuda" else None
-    return choose_tiles(experts.scheme, name, rows, device=gpu)
+    if torch.device(device).type != "cuda":
+        return choose_tiles(experts.scheme, name, rows)
+    gpu = torch.cuda.get_device_properties(device)
+    limit = getattr(gpu, "shared_memory_per_block_optin", gpu.shared_memory_per_block)
+    return choose_tiles(experts.scheme, name, rows, device=gpu.name, shared_limit_bytes=limit)
 
 
 def grouped_mlp(
@@ -423,29 +425,36 @@ def _accumulate(
         else:
             x = tl.load(x_at, mask=inner[:, None] < DEPTH - done, other=0.0)
             gate = tl.load(gate_at, mask=inner[None, :] < DEPTH - done, other=0.0)
-        gate_sum = _dot(gate, x, gate_sum)
+        gate_sum = _dot(gate, x, gate_sum, TILE_DEPTH)
         if GATED:
             up_at = gate_at + WIDTH * DEPTH
             if EVEN:
                 up = tl.load(up_at)
             else:
                 up = tl.load(up_at, mask=inner[None, :] < DEPTH - done, other=0.0)
-            up_sum = _dot(up, x, up_sum)
+            up_sum = _dot(up, x, up_sum, TILE_DEPTH)
         x_at += TILE_DEPTH
         gate_at += TILE_DEPTH
     return gate_sum, up_sum
 
 
 @triton.jit
-def _dot(weights, x, total):
-    """Return ``total + weights @ x``; fp32 stays fp32 (the default would be tf32)."""
+def _dot(weights, x, total, TILE_DEPTH: tl.constexpr):
+    """Return ``total + weights @ x``; fp32 stays fp32 (the default would be tf32).
+
+    Tensor cores of sm_90 add e4m3 products up in 14 bits, so each tile's sum is added in fp32.
+    Source: DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
+    """
     if x.dtype != tl.int8:
         if INTERPRETED:
             weights = weights.to(tl.float32)
             x = x.to(tl.float32)
         elif weights.dtype == tl.int8:
             weights = weights.to(x.dtype)
-    return tl.dot(weights, x, total, input_precision="ieee", out_dtype=total.dtype)
+    return tl.dot(
+        weights, x, total, input_precision="ieee", max_num_imprecise_acc=TILE_DEPTH,
+        out_dtype=total.dtype,
+    )  # fmt: skip
 
 
 @triton.jit

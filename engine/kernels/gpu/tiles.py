@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from engine.errors import KernelError
 
 TUNED = Path(__file__).parent.parent / "tuned"
 SCHEMES = ("native", "w8a8", "w8a16", "e4m3", "mixed_int8", "mixed_e4m3")
-"""How experts are computed: in the rows' format, in int8 both, in int8 weights with native rows,
-in e4m3 both, or block by block in the rows' format or the other."""
+"""How experts are computed: weights and rows in the rows' own format, both in int8, int8 weights
+alone, both in e4m3, or block by block in the rows' own format or the other."""
 BLOCK_ROWS = (16, 32, 64, 128)
 """Rows of one expert that a block may hold."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -64,7 +64,12 @@ class TileChoice:
 
 
 def choose_tiles(
-    scheme: str, dtype: str, rows_per_expert: float, *, device: str | None = None
+    scheme: str,
+    dtype: str,
+    rows_per_expert: float,
+    *,
+    device: str | None = None,
+    shared_limit_bytes: int | None = None,
 ) -> TileChoice:
     """Choose tiles by how many rows an expert has on average.
 
@@ -73,9 +78,10 @@ def choose_tiles(
         dtype: of the rows, one of `DTYPES`.
         rows_per_expert: N over the experts in use, known to the host; the true counts are not.
         device: name of the GPU, to look for tuned tiles.
+        shared_limit_bytes: shared memory of a thread block there; without it, that of sm_90.
 
     Raises:
-        KernelError: scheme or dtype is unknown, or the tuned file is damaged.
+        KernelError: scheme or dtype is unknown, the tuned file is damaged, or no tile fits.
     """
     if scheme not in SCHEMES:
         raise KernelError(f"scheme ({scheme!r}) must be one of {', '.join(SCHEMES)}.")
@@ -89,6 +95,9 @@ def choose_tiles(
     if device:
         why += f"; no tuned tile for {device}"
     gate_up, down = default_tiles(scheme, dtype, rows)
+    if shared_limit_bytes is not None:
+        gate_up = fit(gate_up, scheme, dtype, True, shared_limit_bytes)
+        down = fit(down, scheme, dtype, False, shared_limit_bytes)
     return TileChoice(gate_up, down, why)
 
 
@@ -97,25 +106,44 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
 
     Few rows: the weights are read once and rule the time, so tiles are narrow, to have many thread
     blocks, and deep, to have many bytes in flight. Many rows: tiles are as large as the registers
-    hold, since each byte loaded then serves more products. fp32 has no tensor core that keeps its
-    precision, so its tiles are those of plain multiply-adds.
+    hold without a spill, since each byte loaded then serves more products. fp32 has no tensor core
+    that keeps its precision, so its tiles are those of plain multiply-adds.
     """
-    if dtype == "float32" and scheme in ("native", "w8a16", "mixed_int8", "mixed_e4m3"):
-        features, warps = (64, 4) if rows <= 32 else (64, 8)
-        tile = Tile(tokens=rows, features=features, depth=32, num_warps=warps, num_stages=2)
-        return tile, tile
     one_byte = scheme in ("w8a8", "e4m3")
+    if dtype == "float32" and not one_byte:
+        warps = 4 if rows <= 32 else 8
+        tile = Tile(tokens=rows, features=64, depth=32, num_warps=warps, num_stages=2)
+        return tile, tile
     if rows <= 32:
         tile = Tile(tokens=rows, features=64, depth=128, num_warps=4, num_stages=4)
         return tile, tile
-    gated = Tile(
-        tokens=rows,
-        features=128,
-        depth=128 if one_byte else 64,
-        num_warps=8,
-        num_stages=3,
-    )
-    return gated, gated
+    depth = 128 if one_byte else 64
+    down = Tile(tokens=rows, features=128, depth=depth, num_warps=8, num_stages=3)
+    if rows == 128 and scheme in ("e4m3", "mixed_int8", "mixed_e4m3"):
+        # Two sums, of the gate and of the up matrix, and a second set of each for the tile's part
+        # (e4m3) or the other format.
+        return replace(down, features=64), down
+    return down, down
+
+
+def fit(tile: Tile, scheme: str, dtype: str, gated: bool, shared_limit_bytes: int) -> Tile:
+    """Take away loads in flight until they fit into the shared memory of one thread block.
+
+    Raises:
+        KernelError: not even two stages fit.
+    """
+    value = 4 if dtype == "float32" else 2
+    of_weights = 1 if scheme in ("w8a8", "w8a16", "e4m3") else value
+    of_rows = 1 if scheme in ("w8a8", "e4m3") else value
+    matrices = 2 if gated else 1
+    stage = tile.depth * (matrices * tile.features * of_weights + tile.tokens * of_rows)
+    stages = min(tile.num_stages, shared_limit_bytes // stage)
+    if stages < 2:
+        raise KernelError(
+            f"tile {tile} needs {2 * stage} bytes of shared memory but a thread block has "
+            f"{shared_limit_bytes}; use smaller tiles."
+        )
+    return replace(tile, num_stages=stages)
 
 
 def slug(device: str) -> str:
