@@ -15,13 +15,13 @@ from urllib.parse import urlencode
 
 import panel as pn
 from panel.io.server import get_server
-from tornado.web import RequestHandler
+from tornado.web import RedirectHandler, RequestHandler
 
-from dashboards import theme as themes
 from dashboards.page import Page
 from dashboards.pages import demo, drills, experts, now, step
 from dashboards.source import Source
 from engine.errors import MachineError
+from workbench import theme as themes
 
 Build = Callable[[Source, str, Mapping[str, str], Mapping[str, Any]], Page]
 """Takes source, theme, the address's arguments and what frames the page; called per session."""
@@ -73,7 +73,10 @@ def make_server(source: Source, port: int) -> Any:
                 address="127.0.0.1",
                 websocket_origin=[f"127.0.0.1:{candidate}", f"localhost:{candidate}"],
                 title={route.path: f"{route.title} · TokenRouter Workbench" for route in ROUTES},
-                extra_patterns=[(r"/alive", Alive)],
+                extra_patterns=[
+                    (r"/alive", Alive),
+                    (r"/now", RedirectHandler, {"url": "./", "permanent": False}),
+                ],
                 location=False,
                 check_unused_sessions_milliseconds=5000,
                 unused_session_lifetime_milliseconds=15000,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from dashboards.course import Course
 from engine.errors import MachineError, RequestError, WorkbenchError
 
 NONE, STARTING, RUNNING, ENDED = "none", "starting", "running", "ended"
@@ -31,6 +32,8 @@ class DrillRoom:
         self.state: dict[str, Any] = {}
         self.seen: dict[str, Any] = {}
         """The newest answer to each of `ASKS`."""
+        self.course = Course({})
+        """What the signals were while this dashboard looked."""
         self.clues: list[str] = []
         self.diary: list[str] = []
         """What was done, newest last."""
@@ -99,8 +102,11 @@ class DrillRoom:
         self.seen[name] = {**answer, "acts": len(self.diary)}
         if name == "hint" and answer["clue"] not in self.clues:
             self.clues.append(answer["clue"])
+        if name == "observe":
+            self.course.measured(answer["signals"])
         if name == "act":
             self.diary.append(answer["said"])
+            self.course.act()
             self.seen.pop("check", None)
         if name == "finish":
             self._end()
@@ -124,6 +130,7 @@ class DrillRoom:
             return
         changed = state != self.state
         self.state = state
+        self.course.take(state)
         if state["phase"] == "ended":
             # Its time was up: the result is there for the asking.
             with contextlib.suppress(RequestError):
@@ -145,11 +152,17 @@ class DrillRoom:
                 drill.close()
 
     def _take(self, drill: Any) -> None:
+        from workbench import drills
+        from workbench.drills.checks import key
+
         briefing = drill.briefing()
+        signals = drills.find(briefing["id"]).signals
         with self._lock:
             self._drill, self.briefing = drill, briefing
             self.seen, self.clues, self.diary = {}, [], []
+            self.course = Course({probe.call.name: key(probe) for probe in signals})
             self.state = drill.state()
+            self.course.take(self.state)
             self._to(RUNNING)
 
     def _end(self) -> None:

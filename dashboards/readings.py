@@ -13,24 +13,15 @@ import numpy.typing as npt
 from dashboards.source import IDLE_S
 from engine.events import ROUTING_STAGES
 from engine.runtime.telemetry import Message
+from workbench import theme
+from workbench.views import overhead_state
 
 ALL = "all"
 """The name of all domains together."""
 NOTHING = "–"
 """Shown where there is no number."""
-
-DOMAIN_NAMES = {
-    ALL: "All domains",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "zh": "Chinese",
-    "py": "Python",
-    "math": "Maths",
-    "num": "Arithmetic",
-}
-"""Names of the bundled corpus's domains; other labels are shown as they are."""
+METER_TOP = 15.0
+"""The overhead meter's right end, in per cent."""
 
 COMPUTING_STAGES = ("embed", "attention", "gate", "experts", "combine", "head")
 
@@ -101,7 +92,7 @@ def expert_load(frame: Message | None, domain: str = ALL) -> Load | None:
 
 def domain_name(label: str) -> str:
     """Return a domain's name for people."""
-    return DOMAIN_NAMES.get(label, label or "unlabelled")
+    return "All domains" if label == ALL else theme.domain_name(label)
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -145,6 +136,19 @@ def stage_kind(stage: str) -> str:
     if stage in ROUTING_STAGES:
         return "routing"
     return "compute" if stage in COMPUTING_STAGES else "rest"
+
+
+def overhead(share: float | None) -> dict[str, str]:
+    """Return what the overhead meter of a page says; None where no step has run of late."""
+    look = None if share is None else theme.STATES[overhead_state(share)]
+    width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
+    return {
+        "overhead": percent(share),
+        "overhead_fill": f"width: {width:.1f}%",
+        "overhead_words": f"{look.symbol} {look.word}" if look else "no steps in the last 5 s",
+        "overhead_class": f"tone-{look.tone}" if look else "",
+        "overhead_track": f"track tone-{look.tone}" if look else "track",
+    }
 
 
 def spark_path(values: Iterable[float], width: float = 100.0, height: float = 28.0) -> str:

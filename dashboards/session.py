@@ -19,11 +19,13 @@ import panel as pn
 from dashboards import readings
 from dashboards.page import Page
 from dashboards.source import Snapshot, Source
-from dashboards.states import STATES
 from engine.errors import WorkbenchError
+from workbench.theme import STATES
 
+FRAME_MS = 60
+"""How often a session looks for a new frame for its plots: a little oftener than frames come."""
 TICK_MS = 200
-"""How often a session looks for news. Numbers that change faster cannot be read."""
+"""How often its numbers change. Those that change faster cannot be read."""
 BEAT_S = 1.0
 """A page that has nothing new is told that it is alive this often."""
 
@@ -49,6 +51,8 @@ class Session:
         self.notice = ""
         """How the last thing asked went, where that needs a sentence."""
         self._frame_of = frame_of
+        self._drawn: tuple[Any, ...] | None = None
+        self._ticked_at = 0.0
         self._shown: tuple[Any, ...] | None = None
         self._shown_at = 0.0
         self._layout: tuple[Any, ...] | None = None
@@ -89,6 +93,14 @@ class Session:
 
     # ---- what all do
 
+    def beat(self) -> None:
+        """Bring the plots up to date, and when it is time for it everything else."""
+        now = time.monotonic()
+        if now - self._ticked_at >= TICK_MS / 1000:
+            self._ticked_at = now
+            self.tick()
+        self._draw(self.source.snapshot())
+
     def tick(self, *, anyway: bool = False) -> None:
         """Show what is new, unless the browser is still busy with the last."""
         if not anyway and not self.page.ready:
@@ -98,9 +110,16 @@ class Session:
         if not anyway and news == self._shown and time.monotonic() - self._shown_at < BEAT_S:
             return
         self._shown, self._shown_at = news, time.monotonic()
-        self.draw(snapshot)
+        self._draw(snapshot, anyway=anyway)
         self._fit(snapshot)
         self.page.fill({**head(snapshot, self.notice), **self.values(snapshot)})
+
+    def _draw(self, snapshot: Snapshot, *, anyway: bool = False) -> None:
+        """Draw each frame once; plots know by themselves what the browser can take."""
+        news = self.news(snapshot)
+        if anyway or news != self._drawn:
+            self._drawn = news
+            self.draw(snapshot)
 
     def act(self, name: str, value: Any) -> None:
         """Take what the reader did."""
@@ -191,7 +210,7 @@ def builder(
         source: Source, theme: str, chosen: Mapping[str, str], frame_of: Mapping[str, Any]
     ) -> Page:
         session = kind(source, theme, chosen, frame_of)
-        pn.state.add_periodic_callback(session.tick, period=TICK_MS)
+        pn.state.add_periodic_callback(session.beat, period=FRAME_MS)
         return session.page
 
     return build

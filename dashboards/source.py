@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from engine.model.tokenizer import Tokenizer
     from workbench.trace import Trace
 
+SOURCE_STATES = (
+    "connecting", "loading", "live", "idle", "paused", "replay", "held", "stalled", "gone",
+    "refused",
+)  # fmt: skip
+"""What a source can be in; how each looks stands in `workbench.theme.STATES`."""
 STALLED_S = 2.0
 """This long without a frame, or without a step while requests run, counts as stalled."""
 IDLE_S = 2.5
@@ -43,7 +48,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How things stand: a state of `states.STATES`, the newest frame, the last minute."""
+    """How things stand: one of `SOURCE_STATES`, the newest frame, the last minute."""
 
     state: str
     reason: str

@@ -59,6 +59,8 @@ class ModelConfig:
     """The longest sequence, in tokens, the model was trained for."""
     bos_token_id: int | None = None
     eos_token_id: int | None = None
+    further_eos_token_ids: tuple[int, ...] = ()
+    """More ids that end a text just as `eos_token_id` does, where a model has several."""
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -86,11 +88,24 @@ class ModelConfig:
             token = getattr(self, name)
             if token is not None:
                 within(name, token, 0, self.vocab_size - 1)
+        for token in self.further_eos_token_ids:
+            within("eos_token_id", token, 0, self.vocab_size - 1)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a text."""
+        first = () if self.eos_token_id is None else (self.eos_token_id,)
+        return frozenset((*first, *self.further_eos_token_ids))
 
     @property
     def is_moe(self) -> bool:
         """Whether the feed-forward layers are Mixtures of Experts."""
         return self.num_experts > 0
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that route, in order: all of a MoE model's, none of others."""
+        return tuple(range(self.num_layers)) if self.is_moe else ()
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:
@@ -100,6 +115,7 @@ class ModelConfig:
             ConfigError: the family is not supported, a needed key is missing, or a feature is
                 switched on that this engine does not compute.
         """
+        eos = _ids(raw.get("eos_token_id"))
         family = str(raw.get("model_type"))
         one_of("model_type", family, FAMILIES)
         _refuse_unsupported(raw)
@@ -131,7 +147,8 @@ class ModelConfig:
                 tie_word_embeddings=_bool(raw, "tie_word_embeddings"),
                 max_position_embeddings=raw.get("max_position_embeddings", 32768),
                 bos_token_id=raw.get("bos_token_id"),
-                eos_token_id=_first(raw.get("eos_token_id")),
+                eos_token_id=eos[0] if eos else None,
+                further_eos_token_ids=tuple(eos[1:]),
                 pad_token_id=raw.get("pad_token_id"),
                 **moe,
             )
@@ -185,6 +202,8 @@ class EngineConfig:
     """Whether completions carry a SHA-256 over the logits they were sampled from."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise ConfigError(f"model ({self.model!r}) must name a folder with config.json.")
         one_of("dtype", self.dtype, DTYPES)
         for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)
@@ -341,5 +360,5 @@ def _bool(raw: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
+def _ids(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -48,6 +48,12 @@ class RankError(WorkbenchError):
     """A rank could not be started, stopped or recovered."""
 
 
+class KernelError(WorkbenchError):
+    """Arguments of an operation do not fit one another (shape, format, device, ids)."""
+
+    exit_code = 2
+
+
 class FaultError(WorkbenchError):
     """A fault point is unknown or a fault cannot be set."""
 

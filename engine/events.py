@@ -54,7 +54,7 @@ class StartEvent:
     model: str
     num_layers: int
     moe_layers: tuple[int, ...]
-    """Which model layers the L axis of `StepEvent` stands for."""
+    """The model's numbers of the layers along the L axis of `StepEvent`, tables and policies."""
     num_experts: int
     top_k: int
     num_devices: int
@@ -73,6 +73,7 @@ class Decision:
     position: int
     token_id: int
     layer: int
+    """The model's number of the layer, one of `StartEvent.moe_layers`."""
     logits: Float32
     """(E,) the gate's product, before policy."""
     scores: Float32

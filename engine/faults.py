@@ -55,8 +55,10 @@ class Faults:
         """Set `fault` at `point`, replacing what was there.
 
         Raises:
-            FaultError: `point` is not one of `POINTS`.
+            FaultError: `point` is not one of `POINTS`, or `fault` cannot be called.
         """
+        if not callable(fault):
+            raise FaultError(f"fault ({fault!r}) must be a function of the value at the point.")
         setattr(self, _attribute(point), fault)
 
     def clear(self, point: str) -> None:
@@ -73,7 +75,7 @@ class Faults:
 
 
 def _attribute(point: str) -> str:
-    if point not in POINTS:
+    if not isinstance(point, str) or point not in POINTS:
         raise FaultError(
             f"unknown fault point {point!r}{nearest(point, POINTS)} known points: "
             f"{', '.join(POINTS)}."

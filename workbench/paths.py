@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.errors import CheckpointError, MachineError
+from engine.errors import CheckpointError, ConfigError, MachineError
 
 DEFAULT_MODEL = "polyglot-moe"
 
@@ -42,8 +42,14 @@ def model_folder(name: str | Path) -> Path:
 
     Raises:
         CheckpointError: there is no such folder.
+        ConfigError: the name is empty.
         MachineError: it is the default model's name and the checkout lacks it.
     """
+    if not str(name):
+        raise ConfigError(
+            f"model ({name!r}) must be a folder with config.json, or one of the bundled models: "
+            f"{', '.join(bundled_models()) or 'none here'}."
+        )
     path = Path(name)
     if path.is_dir():
         return path

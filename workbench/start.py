@@ -9,14 +9,12 @@ this ends, the children end too (see `workbench.lifecycle`).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +24,12 @@ from engine.events import Tee
 from engine.runtime.telemetry import Message, Telemetry
 from workbench import paths
 from workbench.actions import serve_actions
+from workbench.dashboard import dashboard_process, require_packages, when_it_answers
 from workbench.desk import Desk
 from workbench.lab import DEFAULT_PORT as DEFAULT_LAB_PORT
 from workbench.lab import READY_S as LAB_READY_S
 from workbench.lab import START_NOTEBOOK, lab_process
-from workbench.lifecycle import (
-    Child,
-    Ended,
-    ending_signals,
-    own_identity,
-    python_command,
-    signals_held,
-)
+from workbench.lifecycle import Child, Ended, ending_signals, signals_held
 from workbench.traffic import Traffic, corpus_prompts
 from workbench.window import Window
 
@@ -45,11 +37,8 @@ if TYPE_CHECKING:
     from engine import Engine
 
 DEFAULT_PORT = 5006
-READY_S = 60.0
-"""How long the dashboard may take to answer."""
 RATES_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.5
-_NEEDED = ("panel", "bokeh", "psutil")
 
 
 def start(
@@ -97,9 +86,11 @@ def start(
         with ending_signals(), ExitStack() as stack:
             desk = stack.enter_context(closing(Desk()))
             telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
-            child = stack.enter_context(_dashboard(telemetry, port))
+            child = stack.enter_context(dashboard_process(telemetry, port))
             beside = _lab(stack, notebook, lab_port, say) if lab else None
-            _announce(child, beside, say, began)
+            when_it_answers(
+                child, lambda url: say.ready(url, child, lambda: _lab_url(beside), began)
+            )
             window = Window()
             engine = stack.enter_context(closing(_engine(config, telemetry, window)))
             traffic = Traffic(corpus_prompts(), running)
@@ -112,20 +103,6 @@ def start(
     return 0
 
 
-def require_packages() -> None:
-    """Refuse to start without the packages of the extra `ui`.
-
-    Raises:
-        MachineError: one is missing.
-    """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MachineError(
-            f"the dashboard needs {', '.join(missing)}; install the extra with "
-            "`pip install -e '.[ui]'`."
-        )
-
-
 def _check(port: int, lab_port: int, running: int, seconds: float | None) -> None:
     at_least("running", running, 1)
     for name, value in (("port", port), ("lab_port", lab_port)):
@@ -135,24 +112,6 @@ def _check(port: int, lab_port: int, running: int, seconds: float | None) -> Non
         raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
 
 
-@contextlib.contextmanager
-def _dashboard(telemetry: Telemetry, port: int) -> Iterator[Child]:
-    """Start the dashboard's process; end it however the block ends."""
-    host, stream_port = telemetry.address
-    command = python_command(
-        "dashboards",
-        f"--address={host}:{stream_port}",
-        "--key-file=-",
-        f"--port={port}",
-        f"--parent={own_identity()}",
-    )
-    child = Child("dashboard", command, first_line=telemetry.key.hex(), folder=paths.root())
-    try:
-        yield child
-    finally:
-        child.stop()
-
-
 def _lab(stack: ExitStack, notebook: str, port: int, say: _Speaker) -> Child | None:
     """Start JupyterLab; None where it cannot run, with the reason said."""
     try:
@@ -160,20 +119,6 @@ def _lab(stack: ExitStack, notebook: str, port: int, say: _Speaker) -> Child | N
     except MachineError as lacking:
         say.note(f"JupyterLab is left out: {lacking}")
         return None
-
-
-def _announce(child: Child, beside: Child | None, say: _Speaker, began: float) -> None:
-    """Print the addresses once they answer; on a thread, while the engine loads."""
-
-    def wait() -> None:
-        # A child that ends or stays silent is told by the loop, which looks at it.
-        with contextlib.suppress(MachineError, OSError):
-            url = str(child.report(READY_S)["url"])
-            with urllib.request.urlopen(url, timeout=READY_S) as answer:
-                answer.read()
-            say.ready(url, child, lambda: _lab_url(beside), began)
-
-    threading.Thread(target=wait, name="announce", daemon=True).start()
 
 
 def _lab_url(beside: Child | None) -> str | None:

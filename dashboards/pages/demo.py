@@ -22,22 +22,16 @@ from dashboards.maps import PageMap
 from dashboards.readings import ALL
 from dashboards.session import Session, builder
 from dashboards.source import Snapshot
-from dashboards.states import overhead_limit
 from engine.errors import WorkbenchError
 from engine.events import STAGES
 from workbench.demos.playlist import Playlist, Step, find, playlists
 from workbench.demos.words import bounds, measured
+from workbench.theme import STATES, State
 from workbench.widgets import load_spec, stepper_pane
 from workbench.widgets.steps import STAGES as STEPPER_STAGES
 
-METER_TOP = 15.0
-"""The overhead meter's right end, in per cent."""
-CHECKS = {
-    "waiting": ("◌", "measuring", "muted"),
-    "holds": ("✓", "as expected", "good"),
-    "late": ("▲", "not as expected", "warn"),
-}
-"""State of an expectation -> symbol, word and tone."""
+Focus = tuple[int, int, str]
+"""Places of a token and a layer, and a stage."""
 _STYLES = (Path(__file__).parent / "demo.css").read_text(encoding="utf-8")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
@@ -62,6 +56,8 @@ class Demo(Session):
         self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
         self.stepper.state = ""
         self._loaded = self._loading = -1
+        self._focus: Focus | None = None
+        """The place in the stepper that was sent to all, or taken from the presenter, last."""
         return {"figure": self.map.pane, "second": self.stepper, "stylesheets": [_STYLES]}
 
     def layout(self, snapshot: Snapshot) -> Hashable:
@@ -86,8 +82,12 @@ class Demo(Session):
             "presents": self._presents(live),
             "led": live is not None,
             "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
-            "meter_top": METER_TOP,
+            "meter_top": readings.METER_TOP,
         }
+
+    def news(self, snapshot: Snapshot) -> tuple[Any, ...]:
+        """Draw again also when the reader has moved in the stepper."""
+        return (*super().news(snapshot), self._here())
 
     def draw(self, snapshot: Snapshot) -> None:
         """Draw what the step shows."""
@@ -98,6 +98,7 @@ class Demo(Session):
             self._draw_map(snapshot, step)
         elif step.view["kind"] == "stepper":
             self._load_exhibit(snapshot, step)
+            self._lead_or_follow(snapshot, step)
 
     def on_height(self, name: str, height: int) -> None:
         """Let the map fill its place."""
@@ -113,7 +114,7 @@ class Demo(Session):
         at, last = self._at(snapshot), len(playlist.steps) - 1
         moves = {"next": at + 1, "back": at - 1, "first": 0, "last": last}
         if name == "follow":
-            self.own = None
+            self.own = self._focus = None
             return
         if name == "jump" and isinstance(value, str) and value.isdecimal():
             to = int(value)
@@ -225,15 +226,33 @@ class Demo(Session):
             self._loading = -1
             if answer["state"]:
                 self._loaded = visit
-                view = step.view
+                self._focus = token, layer, stage = _led(live, step)
                 self.stepper.param.update(
-                    state=answer["state"],
-                    token=view["token"],
-                    layer=view["layer"],
-                    stage=STEPPER_STAGES[0],
+                    state=answer["state"], token=token, layer=layer, stage=stage
                 )
 
         self.later(lambda: self.source.control("demo_exhibit"), then)
+
+    def _here(self) -> Focus:
+        return self.stepper.token, self.stepper.layer, self.stepper.stage
+
+    def _lead_or_follow(self, snapshot: Snapshot, step: Step) -> None:
+        """Send the presenter's place in the stepper to all; go there as one who follows.
+
+        Who steps by themselves stays where they are until the presenter moves.
+        """
+        live = _live(snapshot)
+        if live is None or self._loaded != live["visit"] or not self._on_live(snapshot, live):
+            return
+        here, led = self._here(), _led(live, step)
+        if self._presents(live):
+            if here != self._focus:
+                self._focus = here
+                token, layer, stage = here
+                self.ask("demo_focus", key=self.key, token=token, layer=layer, stage=stage)
+        elif self.own is None and led != self._focus:
+            self._focus = token, layer, stage = led
+            self.stepper.param.update(token=token, layer=layer, stage=stage)
 
     def _checks(self, snapshot: Snapshot, live: Mapping[str, Any] | None) -> dict[str, Any]:
         step = self._step(snapshot)
@@ -253,13 +272,13 @@ class Demo(Session):
         }
         for place in range(len(step.expect)):
             check = shown[place] if place < len(shown) else None
-            symbol, word, tone = CHECKS[check["state"]] if check else ("·", "", "muted")
+            look = STATES[check["state"]] if check else State("muted", "·", "")
             values |= {
-                f"cs{place}": symbol,
-                f"cc{place}": f"mark tone-{tone}",
+                f"cs{place}": look.symbol,
+                f"cc{place}": f"mark tone-{look.tone}",
                 f"cv{place}": measured(check) if check else readings.NOTHING,
                 f"cb{place}": bounds(check) if check else "",
-                f"cw{place}": word,
+                f"cw{place}": look.word,
             }
         return values
 
@@ -273,6 +292,12 @@ def _live(snapshot: Snapshot) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
+def _led(live: Mapping[str, Any], step: Step) -> Focus:
+    """Return the place in the stepper that the presenter points at, at first the step's own."""
+    focus = live["focus"] or {**step.view, "stage": STEPPER_STAGES[0]}
+    return focus["token"], focus["layer"], focus["stage"]
+
+
 @cache
 def _known(demo: str | None) -> Playlist | None:
     """Return a playlist, or the first there is; None where its file cannot be read."""
@@ -284,16 +309,9 @@ def _known(demo: str | None) -> Playlist | None:
 
 def _overhead(snapshot: Snapshot) -> dict[str, Any]:
     meta = snapshot.frame.meta if snapshot.frame else {}
-    share = meta.get("overhead_share")
-    limit = overhead_limit(share) if share is not None else None
-    width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
     times = meta.get("stage_ms") or {}
     return {
-        "overhead": readings.percent(share),
-        "overhead_words": f"{limit.symbol} {limit.words}" if limit else "no steps of late",
-        "overhead_class": f"tone-{limit.tone}" if limit else "",
-        "overhead_track": f"track tone-{limit.tone}" if limit else "track",
-        "overhead_fill": f"width: {width:.1f}%",
+        **readings.overhead(meta.get("overhead_share")),
         "p50": readings.milliseconds(meta.get("step_p50_ms")),
         **{f"ms_{stage}": readings.number(times.get(stage), 2) for stage in STAGES},
         **{f"w_{stage}": f"flex: {times.get(stage) or 0:.4f} 1 0px" for stage in STAGES},

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from dashboards import acts, readings
+from dashboards.course import Course, curve, in_words
 from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
+from workbench.theme import STATES
 from workbench.widgets import MapSpec, fair_shares, load_spec
 
 READ_EVERY_S = 1.0
 NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY = 4, 6, 3, 6
-MARKS = {"pass": ("✓", "good"), "fail": ("■", "bad"), "could not run": ("?", "warn")}
-"""Outcome -> symbol and colour role; the outcome's word stands beside them."""
 ROOM = DrillRoom()
 """The drill of this process, for all who look."""
 
@@ -119,6 +119,7 @@ class Drills(Session):
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
             **_table(seen.get("observe"), len(room.diary)),
             **_signals(room.briefing, seen.get("observe")),
+            **_curves(room.briefing, room.course, seen.get("observe")),
             **_checks(seen.get("check")),
             **_lines("k", room.clues, NUM_CLUES),
             **_lines("y", room.diary[-NUM_DIARY:], NUM_DIARY),
@@ -200,14 +201,37 @@ def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str,
             values |= {f"s{at}{x}": readings.NOTHING for x in "vbr"} | {f"s{at}o": ""}
             values |= {f"s{at}c": "", f"s{at}f": ""}
             continue
-        mark, tone = MARKS[verdict["outcome"]]
+        look = STATES[verdict["outcome"]]
         values |= {
             f"s{at}v": _value(verdict["value"], verdict["unit"]),
             f"s{at}b": _value(verdict["steady"], verdict["unit"]),
             f"s{at}r": _range(verdict),
-            f"s{at}o": f"{mark} {verdict['outcome']}",
-            f"s{at}c": f"tone-{tone}",
+            f"s{at}o": f"{look.symbol} {look.word}",
+            f"s{at}c": f"tone-{look.tone}",
             f"s{at}f": verdict["formula"],
+        }
+    return values
+
+
+def _curves(
+    briefing: dict[str, Any], course: Course, seen: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the curve of each signal, with the right values as a band."""
+    verdicts = {verdict["name"]: verdict for verdict in (seen or {}).get("signals", ())}
+    values: dict[str, Any] = {}
+    names = [*briefing["signals"], *[""] * NUM_SIGNALS][:NUM_SIGNALS]
+    for at, name in enumerate(names):
+        points, verdict = course.points(name), verdicts.get(name)
+        known = verdict is not None and None not in (verdict["low"], verdict["high"])
+        right = (verdict["low"], verdict["high"]) if verdict and known else None
+        drawn = curve(points, tuple(course.acts), course.now_s, right)
+        values |= {
+            f"l{at}d": drawn.line,
+            f"l{at}n": drawn.newest,
+            f"l{at}a": drawn.acts,
+            f"l{at}y": f"{drawn.band[0]:.1f}",
+            f"l{at}h": f"{drawn.band[1]:.1f}",
+            f"l{at}w": f"{name}: {in_words(points, course.now_s)}",
         }
     return values
 
@@ -219,10 +243,10 @@ def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
         verdict = found[at] if at < len(found) else None
         values[f"c{at}h"] = verdict is None
         if verdict is not None:
-            mark, tone = MARKS[verdict["outcome"]]
+            look = STATES[verdict["outcome"]]
             values |= {
-                f"c{at}o": f"{mark} {verdict['outcome']}",
-                f"c{at}c": f"tone-{tone}",
+                f"c{at}o": f"{look.symbol} {look.word}",
+                f"c{at}c": f"tone-{look.tone}",
                 f"c{at}n": verdict["name"],
                 f"c{at}m": verdict["message"],
             }

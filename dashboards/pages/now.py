@@ -11,13 +11,10 @@ from dashboards.maps import PageMap
 from dashboards.readings import ALL, Load
 from dashboards.session import Session, builder
 from dashboards.source import Snapshot
-from dashboards.states import overhead_limit
 from engine.events import STAGES
 from workbench.widgets import load_spec
 
 NUM_SLOTS = 12
-METER_TOP = 15.0
-"""The overhead meter's right end, in per cent."""
 VIEWS = ("map", "table")
 TRAFFIC_COUNTS = (1, 2, 4, 8, 16, 32)
 """Numbers of running requests to choose from."""
@@ -62,7 +59,7 @@ class Now(Session):
             "traffic_counts": _counts(facts),
             "slots": range(NUM_SLOTS),
             "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
-            "meter_top": METER_TOP,
+            "meter_top": readings.METER_TOP,
         }
 
     def draw(self, snapshot: Snapshot) -> None:
@@ -171,10 +168,7 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
     # An engine that is gone does nothing: old rates must not look like present ones.
     alive = snapshot.state not in ("connecting", "loading", "gone", "refused")
     share = meta["overhead_share"] if alive else None
-    limit = overhead_limit(share) if share is not None else None
-    words = f"{limit.symbol} {limit.words}" if limit else "no steps in the last 5 s"
     waiting = meta["num_waiting"]
-    width = 0.0 if share is None else min(100.0, 100 * 100 * share / METER_TOP)
     return {
         "tokens": readings.number(meta["generated_per_s"] if alive else None),
         "tokens_spark": readings.spark_path(p.generated_per_s for p in snapshot.history),
@@ -186,11 +180,7 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
         "p95": readings.milliseconds(meta["step_p95_ms"] if alive else None),
         "p50_spark": readings.spark_path(p.step_p50_ms for p in snapshot.history),
         "steps": readings.number(meta["steps_per_s"] if alive else None),
-        "overhead": readings.percent(share),
-        "overhead_fill": f"width: {width:.1f}%",
-        "overhead_words": words,
-        "overhead_class": f"tone-{limit.tone}" if limit else "",
-        "overhead_track": f"track tone-{limit.tone}" if limit else "track",
+        **readings.overhead(share),
     }
 
 

@@ -2,25 +2,26 @@
 
 Every request of the recent past can be stepped through; logits and scores are there for those that
 were recorded in full, which the reader asks for: the engine then takes one more request and keeps
-its decisions. Nothing is recorded in full while nobody asks.
+its decisions. Nothing is recorded in full while nobody asks. The address holds the view: request,
+token, layer and stage, so that a reload, or somebody else, comes back to the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from dashboards import readings
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
 from dashboards.steps import Listed, Recent, recent
-from workbench.widgets import stepper_pane
-from workbench.widgets.steps import state_json
+from workbench.widgets import STAGES, State, state_json, stepper_pane
 
 READ_EVERY_S = 1.5
 NUM_FULL, NUM_OTHER = 5, 9
 """Places for requests recorded in full, and for the others."""
 MAX_TEXT = 500
+VIEWS = ("picture", "table")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
 .trw-head h2 { display: none; }
@@ -36,15 +37,20 @@ class Step(Session):
 
     def setup(self) -> dict[str, Any]:
         """Read the request from the address; make the stepper."""
-        wanted = self.chosen.get("request", "")
-        self.wanted: int | None = int(wanted) if wanted.isdecimal() else None
+        self.wanted = _number(self.chosen.get("request"))
         self.shown: int | None = None
         self.recent: Fetched[Recent] = Fetched(self, self._read, READ_EVERY_S)
         self._drawn = 0
-        self._num_tokens = 0
+        self._state: State = {"tokens": [], "engine": {"layers": []}}
         self._asked = False
         self._others: list[int | None] = [None] * NUM_OTHER
-        self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
+        view = self.chosen.get("view")
+        self.stepper: Any = stepper_pane(
+            {"tokens": []},
+            theme=self.theme,
+            stylesheets=[_BARE],
+            view=view if view in VIEWS else VIEWS[0],
+        )
         self.stepper.state = ""
         return {"figure": self.stepper}
 
@@ -65,7 +71,8 @@ class Step(Session):
         """Draw again also when the recent past was read anew."""
         if snapshot.frame is not None and snapshot.state not in ("gone", "refused"):
             self.recent.refresh()
-        return (*super().news(snapshot), self.recent.count, self.recent.failure)
+        read = self.recent.count, self.recent.failure
+        return (*super().news(snapshot), *read, *self._focus().values())
 
     def draw(self, snapshot: Snapshot) -> None:
         """Show the request; a growing one grows, and the reader's place stays."""
@@ -79,13 +86,11 @@ class Step(Session):
             self._watch()
         if past.state is None or self.wanted not in (None, past.wanted):
             return  # gone, or read before the reader chose another
-        tokens = len(past.state["tokens"])
         if past.wanted != self.shown:
-            self.stepper.load(past.state)
+            self._load(past.state)
             self.wanted = self.shown = past.wanted
-        elif tokens != self._num_tokens:
-            self.stepper.state = state_json(past.state)
-        self._num_tokens = tokens
+        elif _positions(past.state) != _positions(self._state):
+            self._grow(past.state)
 
     def on_action(self, name: str, value: Any) -> None:
         """Choose a request, or have one recorded."""
@@ -101,8 +106,7 @@ class Step(Session):
 
     def values(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the lists of requests and what is said about them."""
-        past = self.recent.value
-        requests = past.requests if past else ()
+        requests = self._requests()
         full = [request for request in requests if request.full][:NUM_FULL]
         others = {request.id: request for request in requests if not request.full}
         values: dict[str, Any] = {}
@@ -113,12 +117,54 @@ class Step(Session):
         gone = self.shown is not None and self.shown not in {request.id for request in requests}
         return {
             **values,
+            "address": self._focus(),
             "no_full": bool(full),
             "no_other": bool(others),
             "said": self._said(gone),
         }
 
     # ---- inside
+
+    def _load(self, state: State) -> None:
+        """Show a request; the first one from the place that the address names."""
+        self._state = state
+        self.stepper.load(state)
+        if self.shown is None and state["request"]["id"] == _number(self.chosen.get("request")):
+            token = _place(_positions(state), _number(self.chosen.get("token")))
+            layer = _place(state["engine"]["layers"], _number(self.chosen.get("layer")))
+            stage = self.chosen.get("stage")
+            self.stepper.param.update(
+                **({"token": token} if token is not None else {}),
+                **({"layer": layer} if layer is not None else {}),
+                **({"stage": stage} if stage in STAGES else {}),
+            )
+
+    def _grow(self, state: State) -> None:
+        """Show more of the same request; the reader's token stays, also when the first ones go."""
+        positions = _positions(self._state)
+        here = positions[min(self.stepper.token, len(positions) - 1)]
+        self._state = state
+        self.stepper.param.update(
+            state=state_json(state), token=_place(_positions(state), here) or 0
+        )
+
+    def _focus(self) -> dict[str, str | None]:
+        """Return what the address says of the stepper: the numbers that the page shows."""
+        if self.shown is None:
+            return {}
+        positions, layers = _positions(self._state), self._state["engine"]["layers"]
+        token, layer = self.stepper.token, self.stepper.layer
+        view = self.stepper.view
+        return {
+            "request": str(self.shown),
+            "token": str(positions[token]) if token < len(positions) else None,
+            "layer": str(layers[layer]) if layer < len(layers) else None,
+            "stage": self.stepper.stage,
+            "view": None if view == VIEWS[0] else view,
+        }
+
+    def _requests(self) -> tuple[Listed, ...]:
+        return self.recent.value.requests if self.recent.value else ()
 
     def _read(self) -> Recent:
         return recent(self.source.window(), self.wanted, self.source.tokens())
@@ -155,10 +201,30 @@ class Step(Session):
         if self.recent.failure:
             return self.recent.failure
         if self.wanted != self.shown:
-            return f"Waiting for request {self.wanted}"
+            return self._missing()
         if gone:
             return f"Request {self.shown} has left the recent past; it is kept on this page"
         return ""
 
+    def _missing(self) -> str:
+        """Say why the request that is wanted is not there: not yet, or no longer."""
+        newest = max((request.id for request in self._requests()), default=-1)
+        if self.wanted is None or self.wanted > newest:
+            return f"Waiting for request {self.wanted}"
+        return f"Request {self.wanted} has left the recent past; choose another"
+
 
 build = builder(Step)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _positions(state: State) -> list[int]:
+    return [token["position"] for token in state["tokens"]]
+
+
+def _place(numbers: Sequence[int], number: int | None) -> int | None:
+    """Return where a number stands; None where it does not."""
+    return list(numbers).index(number) if number in numbers else None

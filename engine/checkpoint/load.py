@@ -23,6 +23,7 @@ from engine.errors import CheckpointError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHOWN_NAMES = 3
+GENERATION = "generation_config.json"
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -41,11 +42,19 @@ class Assignment:
 def read_config(folder: str | Path) -> ModelConfig:
     """Read the `config.json` of a model folder.
 
+    Where a `generation_config.json` says which tokens end a text, it is right, as in transformers.
+
     Raises:
-        CheckpointError: the folder or the file is missing or damaged.
+        CheckpointError: the folder or a file is missing or damaged.
         ConfigError: the model is one that this engine does not compute.
     """
-    return ModelConfig.from_hf(read_json(member(model_folder(folder), "config.json")))
+    folder = model_folder(folder)
+    raw = read_json(member(folder, "config.json"))
+    if (folder / GENERATION).exists():
+        eos = read_json(member(folder, GENERATION)).get("eos_token_id")
+        if eos is not None:
+            raw["eos_token_id"] = eos
+    return ModelConfig.from_hf(raw)
 
 
 def assignments(

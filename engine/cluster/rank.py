@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.cluster.records import RowRecords, row_records
 from engine.config import EngineConfig, ModelConfig
 from engine.events import Int64
 from engine.faults import Faults
@@ -87,6 +88,13 @@ class Rank:
         last = [] if step.smoother is None else list(step.smoother.previous_SLK.cpu().numpy())
         return Outcome(step, tokens, logits_BV, last)
 
+    def records(self, outcome: Outcome, work: Work) -> RowRecords | None:
+        """Copy out what `work` decided; None when it kept no records."""
+        if not work.record:
+            return None
+        layers = self.model.config.moe_layers
+        return row_records(outcome.step, work.spans, layers, self.config.dtype)
+
     def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
         """Run `work` and return the (T, V) logits of every row, sampling nothing."""
         return self.model.head(self.model(self.cache, self._prepare(work, table, StageClock())))
@@ -103,7 +111,7 @@ class Rank:
             device,
             record=work.record,
         )
-        if work.smoothing and table.num_layers:
+        if work.smoothing and work.spans and table.num_layers:
             step.smoother = self._smoother(work.spans, table.num_layers, work.smoothing)
         return step
 

@@ -15,7 +15,7 @@ import torch
 from engine.events import Decision, Float32, Int16, Int32, Int64
 from engine.exchange.dispatch import LocalDispatcher
 from engine.kernels.combine import combine
-from engine.kernels.topk import topk_softmax
+from engine.kernels.topk import route
 from engine.model.batch import Span
 from engine.model.moe import Experts
 from engine.model.step import LayerRecord, StepContext
@@ -39,8 +39,17 @@ class RowRecords:
     decisions: tuple[Decision, ...]
 
 
-def row_records(step: StepContext, spans: Sequence[Span], number_format: str) -> RowRecords:
-    """Copy out what a step that kept records decided."""
+def row_records(
+    step: StepContext, spans: Sequence[Span], moe_layers: tuple[int, ...], number_format: str
+) -> RowRecords:
+    """Copy out what a step that kept records decided.
+
+    Args:
+        step: the step, after it ran.
+        spans: what it ran.
+        moe_layers: the model's number of each MoE layer.
+        number_format: in which the experts ran.
+    """
     records = step.records
     assert records is not None, "the step ran without records"
     host, num_rows = step.host, len(step.host.token_ids)
@@ -60,7 +69,7 @@ def row_records(step: StepContext, spans: Sequence[Span], number_format: str) ->
             [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
         ),
         margins=_margins(records, num_rows),
-        decisions=tuple(_decisions(spans, step, records, phy_ids, number_format)),
+        decisions=tuple(_decisions(spans, step, moe_layers, phy_ids, number_format)),
     )
 
 
@@ -78,37 +87,41 @@ def _margins(records: list[LayerRecord], num_rows: int) -> Any:
     if not records:
         return np.empty((num_rows, 0), dtype=np.float32)
     chosen = records[0].gate.selection
-    k, num_experts = chosen.topk_ids_TK.shape[1], chosen.ranked_scores_TE.shape[1]
-    if k == num_experts:
+    k, num_ranked = chosen.topk_ids_TK.shape[1], chosen.ranked_ids_TJ.shape[1]
+    if k == num_ranked:
         return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
     margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
     for layer, record in enumerate(records):
-        ranked_TE = record.gate.selection.ranked_scores_TE.cpu().numpy()
-        np.subtract(ranked_TE[:, k - 1], ranked_TE[:, k], out=margins_TL[:, layer])
+        ranked_TJ = record.gate.selection.ranked_scores_TJ
+        assert ranked_TJ is not None, "no scores"
+        scores = ranked_TJ.cpu().numpy()
+        np.subtract(scores[:, k - 1], scores[:, k], out=margins_TL[:, layer])
     return margins_TL
 
 
 def _decisions(
     spans: Sequence[Span],
     step: StepContext,
-    records: list[LayerRecord],
+    moe_layers: tuple[int, ...],
     phy_ids: Any,
     number_format: str,
 ) -> Iterator[Decision]:
     """Copy the whole decision of every watched token, layer by layer."""
+    assert step.records is not None, "the step ran without records"
     first_row = 0
     for span in spans:
         for position in span.watched:
             offset = position - span.start
             row, token = first_row + offset, span.token_ids[offset]
             key = RowKey(row, span.request_id, position, token, span.home)
-            for layer, record in enumerate(records):
+            for place, record in enumerate(step.records):
                 yield decision_of(
                     key,
-                    layer,
+                    place,
                     record.gate,
-                    phy_ids[:, layer],
+                    phy_ids[:, place],
                     step.table,
+                    layer=moe_layers[place],
                     number_format=number_format,
                     source=sources(),
                 )
@@ -120,7 +133,7 @@ def sources() -> tuple[str, ...]:
     """Return where in the code each stage of a token's way stands, in the order of the way."""
     stages: tuple[Callable[..., Any], ...] = (
         Gate.logits,
-        topk_softmax,
+        route,
         Placer.place,
         LocalDispatcher.dispatch,
         Experts.forward,

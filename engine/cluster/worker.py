@@ -34,7 +34,6 @@ from engine.cluster.messages import (
     Stop,
 )
 from engine.cluster.rank import Outcome, Rank
-from engine.cluster.records import row_records
 from engine.cluster.weights import load_model, weights_sha256
 from engine.errors import RankError, WorkbenchError
 from engine.exchange.group import Group, join_store
@@ -142,9 +141,7 @@ class Worker:
             tokens=outcome.tokens,
             logits_BV=self._wanted_logits(message, outcome),
             last_experts=outcome.last_experts,
-            records=row_records(outcome.step, work.spans, self.setup.config.dtype)
-            if work.record
-            else None,
+            records=self.rank.records(outcome, work),
             bad_rows=outcome.step.bad_rows,
             stage_ms=spent_ms,
             exchanged=exchanged,

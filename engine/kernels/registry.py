@@ -115,7 +115,7 @@ _KERNELS = (
     Kernel("rms_norm", "tiled", tiled.rms_norm, _when_deterministic),
     Kernel("attention", "torch", attention.paged_attention, _unless_deterministic),
     Kernel("attention", "tiled", tiled.paged_attention, _when_deterministic),
-    Kernel("topk", "torch", topk.topk_softmax, _unless_deterministic),
+    Kernel("topk", "torch", topk.route, _unless_deterministic),
     Kernel("topk", "tiled", tiled.topk, _when_deterministic),
     Kernel("permute", "torch", permute.permute, _always),
     Kernel("grouped_mlp", "torch", grouped_gemm.grouped_mlp, _unless_deterministic),

@@ -12,14 +12,15 @@ and `attention` are the fast ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.attention import AttentionPlan, Segment
-from engine.kernels.topk import Selection, topk_softmax
+from engine.kernels.router import RouterConfig
+from engine.kernels.topk import Selection, joined, route
 
 TILE_ROWS = 16
 TILE_KEYS = 64
@@ -36,34 +37,12 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return _by_tiles(lambda t: F.rms_norm(t, weight_D.shape, weight_D, eps), rows).view_as(x)
 
 
-def topk(
-    logits_TE: Tensor,
-    k: int,
-    *,
-    renormalise: bool,
-    scale: float = 1.0,
-    preferred_E: Tensor | None = None,
-    banned_E: Tensor | None = None,
-) -> Selection:
-    """Choose experts as `topk_softmax` does, tile by tile."""
-    num_tokens = logits_TE.shape[0]
-    choose = partial(
-        topk_softmax,
-        k=k,
-        renormalise=renormalise,
-        scale=scale,
-        preferred_E=preferred_E,
-        banned_E=banned_E,
-    )
-    parts = [choose(tile) for tile in _tiles(logits_TE)]
+def topk(logits_TE: Tensor, router: RouterConfig, **options: Any) -> Selection:
+    """Choose experts as `topk.route` does, tile by tile."""
+    parts = [route(tile, router, **options) for tile in _tiles(logits_TE)]
     if not parts:
-        return choose(logits_TE)
-    tensors = zip(*(part[:-1] for part in parts), strict=True)
-    ids, weights, scores, ranked_scores, ranked_ids = (
-        torch.cat(column)[:num_tokens] for column in tensors
-    )
-    bad_rows = sum(part.bad_rows for part in parts)
-    return Selection(ids, weights, scores, ranked_scores, ranked_ids, bad_rows)
+        return route(logits_TE, router, **options)
+    return joined(parts, slice(logits_TE.shape[0]))
 
 
 def mlp(x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

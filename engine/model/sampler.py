@@ -6,14 +6,18 @@ else is in the batch and whatever was preempted or run again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import SamplingParams
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,20 @@ def sample(
 
     Args:
         logits_BV: (B, V) fp32.
-        params: one per row; temperature 0 takes the most likely token (the lowest id of equals).
+        params: one per row; temperature 0 takes the most likely token (the lowest id of equals),
+            and so does a row whose largest tempered logit is no finite number.
         seeds: one per row, 0 or more.
         positions: one per row: the position the new token will have.
     """
-    tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
-    for row, row_params in enumerate(params):
-        if row_params.temperature > 0:
-            tokens[row] = _draw(logits_BV[row], row_params, seeds[row], positions[row])
+    tokens = []
+    with np.errstate(all="ignore"):  # a tiny temperature may take a logit to infinity
+        for row, logits_V in enumerate(logits_BV.cpu().numpy()):
+            token = int(logits_V.argmax())
+            if params[row].temperature > 0:
+                scaled_V = logits_V / np.float32(params[row].temperature)
+                if math.isfinite(scaled_V.max()):
+                    token = _draw(scaled_V, params[row], uniform(seeds[row], positions[row]))
+            tokens.append(token)
     return tokens
 
 
@@ -60,18 +70,27 @@ def uniform(seed: int, position: int) -> float:
 
     Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
     """
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+    return float(np.random.Philox(key=seed, counter=position).random_raw() >> 11) * 2.0**-53
 
 
-def _draw(logits_V: Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    """Draw from the renormalised head of the distribution that top-k and top-p keep."""
-    ranked = torch.sort(logits_V / params.temperature, descending=True, stable=True)
-    if params.top_k:
-        ranked = (ranked.values[: params.top_k], ranked.indices[: params.top_k])  # type: ignore[assignment]
-    values, indices = ranked
-    cumulative = torch.softmax(values.double(), dim=-1).cumsum(-1)
-    kept = int(torch.searchsorted(cumulative, params.top_p)) + 1
-    cumulative = cumulative[:kept]
-    target = uniform(seed, position) * float(cumulative[-1])
-    chosen = min(int(torch.searchsorted(cumulative, target, right=True)), len(cumulative) - 1)
-    return int(indices[chosen])
+def _draw(scaled_V: Array, params: SamplingParams, share: float) -> int:
+    """Return the token at `share` (0 to 1) of the mass that top-k and top-p keep.
+
+    Tokens stand in the order of their logits, the lowest id first among equals. Only values are
+    sorted, which numpy does with vector instructions (17 us for 4096, where a stable sort that
+    carries the ids along takes 440); the id is looked up last:
+
+        scaled_V = [1, 3, 2, 3]    values = [3, 3, 2, 1]
+        rank 1 is the second of the equals that begin at rank 0: the second 3, id 3
+    """
+    head = scaled_V
+    if 0 < params.top_k < len(scaled_V):
+        head = np.partition(scaled_V, -params.top_k)[-params.top_k :]
+    values = np.sort(head)[::-1]
+    mass = np.cumsum(np.exp(values.astype(np.float64) - values[0]))
+    mass /= mass[-1]
+    mass = mass[: np.searchsorted(mass, params.top_p) + 1]
+    target = share * mass[-1]
+    rank = min(int(np.searchsorted(mass, target, side="right")), len(mass) - 1)
+    first_of_equals = int(np.argmax(values == values[rank]))
+    return int(np.flatnonzero(scaled_V == values[rank])[rank - first_of_equals])

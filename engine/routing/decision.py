@@ -26,11 +26,12 @@ class RowKey:
 
 def decision_of(
     key: RowKey,
-    layer: int,
+    place: int,
     gate: GateOutput,
     phy_ids_TK: Int,
     table: RoutingTable,
     *,
+    layer: int,
     number_format: str,
     source: tuple[str, ...],
 ) -> Decision:
@@ -38,17 +39,19 @@ def decision_of(
 
     Args:
         key: the row and its token.
-        layer: index among the MoE layers.
+        place: index among the MoE layers.
         gate: what the layer's gate put out for all T rows.
         phy_ids_TK: (T, K) physical experts.
         table: the table of the step.
+        layer: the model's number of the layer.
         number_format: in which the experts ran the row.
         source: where in the code each stage stands.
     """
     chosen, row = gate.selection, key.row
+    assert chosen.scores_TE is not None and chosen.ranked_scores_TJ is not None, "no scores"
     k = chosen.topk_ids_TK.shape[1]
-    has_runner_up = chosen.ranked_ids_TE.shape[1] > k
-    ranked = chosen.ranked_scores_TE[row]
+    has_runner_up = chosen.ranked_ids_TJ.shape[1] > k
+    ranked = chosen.ranked_scores_TJ[row]
     topk_ids = chosen.topk_ids_TK[row].cpu().numpy()
     physical = phy_ids_TK[row]
     return Decision(
@@ -60,12 +63,12 @@ def decision_of(
         scores=chosen.scores_TE[row].cpu().numpy().copy(),
         topk_ids=topk_ids.astype("int16"),
         topk_weights=chosen.topk_weights_TK[row].cpu().numpy().copy(),
-        runner_up=int(chosen.ranked_ids_TE[row, k]) if has_runner_up else -1,
+        runner_up=int(chosen.ranked_ids_TJ[row, k]) if has_runner_up else -1,
         margin=float(ranked[k - 1] - ranked[k]) if has_runner_up else float("inf"),
         physical=physical.astype("int16"),
         devices=table.rank_of_phy[physical].astype("int16"),
         reasons=tuple(
-            Placer.reason(int(expert), int(phy), key.home, table, layer)
+            Placer.reason(int(expert), int(phy), key.home, table, place)
             for expert, phy in zip(topk_ids, physical, strict=True)
         ),
         table_version=table.version,

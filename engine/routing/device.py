@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.routing.table import RoutingTable
 
 
 class Placer:
-    """Looks up the physical expert of each (token, slot); decides nothing the table did not."""
+    """Shares each expert's rows among its replicas: evenly, and as many as that allows at home.
+
+    The same step under the same table is placed the same: nothing is kept from step to step but
+    the look-ups of the last table.
+    """
+
+    def __init__(self) -> None:
+        self._table: RoutingTable | None = None
+        self._layer = -1
 
     def place(
-        self, topk_ids_TK: Tensor, homes_T: Tensor, table: RoutingTable, layer: int
+        self,
+        topk_ids_TK: Tensor,
+        homes_T: Tensor,
+        table: RoutingTable,
+        layer: int,
+        rows_GE: Tensor | None = None,
     ) -> Tensor:
-        """Return (T, K) physical experts: a replica on the token's device if there is one.
+        """Return (T, K) the physical expert of each (token, slot).
+
+        The replicas of an expert get rows that differ by at most one. Each takes rows of its own
+        device first; what is left over, and the rows of devices without a replica, go to replicas
+        that still have room, in order of devices, so that a device sends to few others.
+
+        With replicas of expert 0 on devices 0 and 1, three rows from device 0 and one from device
+        1: device 0 keeps two rows and sends one, device 1 keeps its own.
 
         Args:
             topk_ids_TK: (T, K) int64 logical experts, no -1.
             homes_T: (T,) int64 the device whose attention owns each token.
             table: read once per step.
             layer: index among the table's MoE layers.
+            rows_GE: (G, E) int64 rows that each device brings for each expert in this step; None
+                counts them here, which is right when all tokens of the step are here.
         """
         if table.is_identity:
             return topk_ids_TK
-        return table.choice_LGE[layer][homes_T.unsqueeze(1), topk_ids_TK]
+        if self._table is not table or self._layer != layer:
+            self._replicas = _Replicas(table, layer, topk_ids_TK.device)
+            self._table, self._layer = table, layer
+        replicas = self._replicas
+        only_TK = replicas.first_E[topk_ids_TK]
+        if not replicas.num_experts:
+            return only_TK
+        which_TK = replicas.index_E[topk_ids_TK]
+        cells_TK = homes_T.unsqueeze(1) * replicas.num_columns + which_TK
+        counts_C, turn_N = _count(cells_TK.flatten(), replicas.num_cells)
+        rows_C = counts_C if rows_GE is None else replicas.columns(rows_GE).flatten()
+        shared_N = _Shares(replicas, rows_C).physical(cells_TK.flatten(), turn_N)
+        return torch.where(which_TK < replicas.num_experts, shared_N.view_as(only_TK), only_TK)
 
     @staticmethod
     def reason(expert: int, physical: int, home: int, table: RoutingTable, layer: int) -> str:
@@ -33,4 +68,105 @@ class Placer:
             return f"the only copy, on device {device}"
         if device == home:
             return f"one of {replicas} copies, this one on the token's own device {device}"
+        held = table.phy2log[layer, table.rank_of_phy == home]
+        if expert in held.tolist():
+            return (
+                f"one of {replicas} copies; the one on the token's own device {home} had its share "
+                f"of rows, so device {device}"
+            )
         return f"none of {replicas} copies on device {home}; spread to device {device}"
+
+
+class _Replicas:
+    """What a table says of one layer, as tensors.
+
+    H experts have replicas; they are the first H columns, the others share a last one that is
+    counted and not used. C = G·(H + 1) cells of a device and a column.
+    """
+
+    def __init__(self, table: RoutingTable, layer: int, device: torch.device) -> None:
+        log2phy_ER = torch.tensor(table.log2phy[layer])
+        # Not num_replicas: a drill may tear the two apart.
+        experts_H = ((log2phy_ER >= 0).sum(1) > 1).nonzero().flatten()
+        self.num_experts, self.num_columns = len(experts_H), len(experts_H) + 1
+        self.num_cells = table.num_devices * self.num_columns
+        index_E = torch.full((table.num_experts,), self.num_experts)
+        index_E[experts_H] = columns_H = torch.arange(self.num_experts)
+
+        log2phy_HR = log2phy_ER[experts_H]
+        there_HR = log2phy_HR >= 0
+        turns = torch.arange(log2phy_ER.shape[1])
+        rank_HR = torch.tensor(table.rank_of_phy)[log2phy_HR].masked_fill(~there_HR, -1)
+        twins_HRR = (rank_HR.unsqueeze(2) == rank_HR.unsqueeze(1)).tril(-1)
+        at_home_HR = there_HR & ~twins_HRR.any(2)  # of two on a device, the first is its home
+        cell_HR = rank_HR.clamp(min=0) * self.num_columns + columns_H.unsqueeze(1)
+        own_C = torch.full((self.num_cells,), -1)
+        own_C[cell_HR[at_home_HR]] = log2phy_HR[at_home_HR]
+        num_H1 = there_HR.sum(1, keepdim=True)
+        precedence_HR = (turns + experts_H.unsqueeze(1) + layer) % num_H1
+
+        self.experts_H, self.index_E = experts_H.to(device), index_E.to(device)
+        self.first_E = log2phy_ER[:, 0].to(device)
+        self.log2phy_HR, self.there_HR = log2phy_HR.to(device), there_HR.to(device)
+        self.at_home_HR, self.cell_HR = at_home_HR.to(device), cell_HR.to(device)
+        self.own_C, self.num_H1, self.turns = own_C.to(device), num_H1.to(device), turns.to(device)
+        self.precedence_HR = precedence_HR.to(device)
+
+    def columns(self, rows_GE: Tensor) -> Tensor:
+        """Return (G, H + 1) the rows of the experts with replicas."""
+        return torch.nn.functional.pad(rows_GE[:, self.experts_H], (0, 1))
+
+
+class _Shares:
+    """What each replica takes of one step's rows, and from whom; all in whole rows."""
+
+    def __init__(self, replicas: _Replicas, rows_C: Tensor) -> None:
+        self.replicas = replicas
+        rows_GC = rows_C.view(-1, replicas.num_columns)
+        home_rows_HR = rows_C[replicas.cell_HR] * replicas.at_home_HR
+        quota_HR = _quotas(rows_GC.sum(0)[:-1].unsqueeze(1), home_rows_HR, replicas)
+        kept_HR = torch.minimum(home_rows_HR, quota_HR)
+        self.kept_C = torch.zeros_like(rows_C).index_add_(
+            0, replicas.cell_HR.flatten(), kept_HR.flatten()
+        )
+        # All rows that leave home in one line, by expert and then device; so is the room for them.
+        away_CG = (rows_GC - self.kept_C.view_as(rows_GC)).T
+        before_CG = away_CG.flatten().cumsum(0).view_as(away_CG) - away_CG
+        self.before_C = before_CG.T.flatten()
+        self.room_until = (quota_HR - kept_HR).flatten().cumsum(0)
+
+    def physical(self, cells_N: Tensor, turn_N: Tensor) -> Tensor:
+        """Return (N,) the physical expert of each row, the `turn`-th of its cell."""
+        kept_N = self.kept_C[cells_N]
+        place_N = self.before_C[cells_N] + turn_N - kept_N
+        replica_N = torch.searchsorted(self.room_until, place_N, right=True)
+        away_N = self.replicas.log2phy_HR.flatten()[replica_N.clamp(max=len(self.room_until) - 1)]
+        return torch.where(turn_N < kept_N, self.replicas.own_C[cells_N], away_N)
+
+
+def _quotas(rows_H1: Tensor, home_rows_HR: Tensor, replicas: _Replicas) -> Tensor:
+    """Split each expert's rows evenly; what does not divide goes where most rows are at home.
+
+    Among equals the turn goes round with expert and layer, or the first replicas would get it all.
+    """
+    turns = replicas.turns
+    wish_HR = home_rows_HR * len(turns) + replicas.precedence_HR
+    order_HR = wish_HR.masked_fill(~replicas.there_HR, -1).argsort(1, descending=True)
+    place_HR = torch.empty_like(order_HR).scatter_(1, order_HR, turns.expand_as(order_HR))
+    quota_HR = rows_H1 // replicas.num_H1 + (place_HR < rows_H1 % replicas.num_H1)
+    return quota_HR * replicas.there_HR
+
+
+def _count(cells_N: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
+    """Return how many rows each cell has, and for each row how many of its cell come before it.
+
+    Cells ``[2, 0, 2, 2]`` of 3: counts ``[1, 0, 3]`` and turns ``[0, 0, 1, 2]``.
+    """
+    ones_N = torch.ones_like(cells_N)
+    counts = torch.zeros(num_cells, dtype=torch.int64, device=cells_N.device)
+    counts.index_add_(0, cells_N, ones_N)
+    order_N = cells_N.argsort(stable=True)
+    starts = counts.cumsum(0) - counts
+    turn_N = torch.empty_like(cells_N)
+    turn_N[order_N] = ones_N.cumsum(0) - 1 - starts[cells_N[order_N]]
+    return counts, turn_N

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
-from engine.kernels.topk import topk_softmax
+from engine.kernels.router import RouterConfig
+from engine.kernels.topk import route
 
 
 class TokenRouter(nn.Module):
@@ -48,7 +49,7 @@ class TokenRouter(nn.Module):
                 "experts a device of 0 or more."
             )
         self.gate = nn.Linear(hidden_dim, num_experts, bias=False)
-        self.top_k = top_k
+        self.router = RouterConfig.softmax(top_k, renormalise=True)
         self.register_buffer("expert_to_device", torch.tensor(expert_to_device))
 
     def forward(self, hidden_states_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,6 +63,6 @@ class TokenRouter(nn.Module):
             int64.
         """
         logits_TE = self.gate(hidden_states_TD).float()
-        chosen = topk_softmax(logits_TE, self.top_k, renormalise=True)
+        chosen = route(logits_TE, self.router, scores=False)
         devices_TK = self.expert_to_device[chosen.topk_ids_TK]
         return chosen.topk_ids_TK, chosen.topk_weights_TK, devices_TK

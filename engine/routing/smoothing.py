@@ -12,12 +12,12 @@ second: a decode step is one wave, a prompt as many as it has tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.kernels.topk import Selection
+from engine.kernels.topk import Selection, joined
 
 Choose = Callable[[Tensor], Selection]
 """Takes (R, E) logits and chooses each row's experts."""
@@ -50,18 +50,7 @@ class Smoother:
         if len(parts) == 1:  # one row a chunk: the wave's order is the batch's
             return parts[0]
         back_T = torch.argsort(torch.cat([rows_R for rows_R, _ in self._waves]))
-
-        def joined(column: Iterable[Tensor]) -> Tensor:
-            return torch.cat(list(column))[back_T]
-
-        return Selection(
-            joined(part.topk_ids_TK for part in parts),
-            joined(part.topk_weights_TK for part in parts),
-            joined(part.scores_TE for part in parts),
-            joined(part.ranked_scores_TE for part in parts),
-            joined(part.ranked_ids_TE for part in parts),
-            sum(part.bad_rows for part in parts),
-        )
+        return joined(parts, back_T)
 
 
 def favour(logits_RE: Tensor, previous_RK: Tensor, bonus: float) -> Tensor:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from engine.config import MAX_EXPERTS
 from engine.errors import RoutingError
@@ -43,9 +41,6 @@ class RoutingTable:
     num_devices: int
     is_identity: bool = field(init=False)
     """Whether physical and logical ids are the same, so that placing has nothing to look up."""
-    choice_LGE: Tensor = field(init=False, repr=False)
-    """(L, G, E) int64: the physical expert a token on device g uses for logical expert e."""
-
     _experts_LP: list[list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +53,6 @@ class RoutingTable:
         same = self.num_physical == self.num_experts and bool((self.phy2log == identity).all())
         object.__setattr__(self, "is_identity", same)
         object.__setattr__(self, "_experts_LP", self.phy2log.tolist())
-        object.__setattr__(self, "choice_LGE", torch.from_numpy(self._choose_replicas()))
 
     @property
     def num_layers(self) -> int:
@@ -142,15 +136,3 @@ class RoutingTable:
                 f"table version {self.version}: log2phy points at a physical expert that holds "
                 "another logical expert."
             )
-
-    def _choose_replicas(self) -> Int:
-        """Prefer a replica on the token's own device, else spread by device number."""
-        choice = np.empty((self.num_layers, self.num_devices, self.num_experts), dtype=np.int64)
-        for device in range(self.num_devices):
-            turn = device % self.num_replicas
-            choice[:, device] = np.take_along_axis(self.log2phy, turn[..., None], axis=2)[..., 0]
-            for replica in range(self.log2phy.shape[2]):
-                phys = self.log2phy[..., replica]
-                local = (phys >= 0) & (self.rank_of_phy[phys] == device)
-                choice[:, device] = np.where(local, phys, choice[:, device])
-        return choice

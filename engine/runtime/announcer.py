@@ -17,23 +17,24 @@ from engine.runtime.sequence import Sequence
 class Announcer:
     """Makes events while somebody listens; without a listener each call returns at once."""
 
-    def __init__(self, sink: Sink, config: EngineConfig) -> None:
-        self._sink, self._config = sink, config
+    def __init__(self, sink: Sink, config: EngineConfig, model: ModelConfig) -> None:
+        self._sink, self._config, self._model = sink, config, model
 
     @property
     def enabled(self) -> bool:
         """Whether somebody listens, so that steps must keep records."""
         return self._sink.enabled
 
-    def start(self, model: ModelConfig, table: RoutingTable) -> None:
+    def start(self, table: RoutingTable) -> None:
         """Say that the engine is ready."""
         if not self._sink.enabled:
             return
+        model = self._model
         self._sink.emit(
             StartEvent(
                 model=Path(self._config.model).name,
                 num_layers=model.num_layers,
-                moe_layers=tuple(range(table.num_layers)),
+                moe_layers=model.moe_layers,
                 num_experts=model.num_experts,
                 top_k=model.top_k,
                 num_devices=self._config.num_devices,

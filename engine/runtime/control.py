@@ -2,7 +2,8 @@
 
 Policies and tables are immutable and swapped by one reference, which each step reads once, so these
 calls may come from any thread and never meet half of a change; a lock keeps two callers from
-undoing each other's. Everything done here is an event.
+undoing each other's. Everything done here is an event. A `layer` is an index among the MoE layers,
+the L axis of tables and policies; what is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from engine.config import within
@@ -92,6 +94,7 @@ class Control:
         Raises:
             RoutingError: ids out of range, or fewer than top_k experts would be left.
         """
+        layer, expert = _layer(layer), _whole("expert", expert)
         self._change(lambda policy: policy.ban(layer, expert))
         self._say("ban_expert", layer=layer, expert=expert)
 
@@ -101,14 +104,17 @@ class Control:
         Raises:
             RoutingError: ids out of range, more than top_k, or one of them is banned.
         """
+        if not isinstance(experts, Iterable):
+            raise RoutingError(f"experts ({experts!r}) must be a list of expert ids.")
+        layer, wanted = _layer(layer), [_whole("expert", expert) for expert in experts]
 
         def force(policy: RoutingPolicy) -> RoutingPolicy:
-            for expert in experts:
+            for expert in wanted:
                 policy = policy.force(layer, expert)
             return policy
 
         self._change(force)
-        self._say("force_experts", layer=layer, experts=list(experts))
+        self._say("force_experts", layer=layer, experts=wanted)
 
     def set_bias(self, layer: int | None, expert: int, value: float) -> None:
         """Add `value` to the logit of `expert` in `layer`.
@@ -116,6 +122,7 @@ class Control:
         Raises:
             RoutingError: ids or value out of range.
         """
+        layer, expert, value = _layer(layer), _whole("expert", expert), _number("bias", value)
         self._change(lambda policy: policy.favour(layer, expert, value))
         self._say("set_bias", layer=layer, expert=expert, value=value)
 
@@ -127,6 +134,7 @@ class Control:
         Raises:
             RoutingError: the bonus is negative or above 100.
         """
+        bonus = _number("bonus", bonus)
         self._change(lambda policy: policy.smoothed(bonus))
         self._say("set_smoothing", bonus=bonus)
 
@@ -143,8 +151,11 @@ class Control:
         """Let the next step read `table`; on several ranks, once all have gathered its experts.
 
         Raises:
-            RoutingError: its shape does not fit the model, or its version is not newer.
+            RoutingError: it is no table, its shape does not fit the model, or its version is not
+                newer.
         """
+        if not isinstance(table, RoutingTable):
+            raise RoutingError(f"table ({table!r:.80}) must be a RoutingTable.")
         current = self._table
         shape = (table.num_layers, table.num_experts, table.num_devices)
         wanted = (current.num_layers, current.num_experts, current.num_devices)
@@ -229,10 +240,11 @@ class Control:
         """Set `fault` at `point`; it heals by itself after `lease_s` seconds.
 
         Raises:
-            FaultError: the point is unknown or the lease is not a positive number of seconds.
+            FaultError: the point is unknown, the fault cannot be called, or the lease is not a
+                positive number of seconds.
         """
-        if not 0 < lease_s <= 86400:
-            raise FaultError(f"lease_s ({lease_s}) must be above 0 and at most 86400 seconds.")
+        if not _is_number(lease_s) or not 0 < lease_s <= 86400:
+            raise FaultError(f"lease_s ({lease_s!r}) must be above 0 and at most 86400 seconds.")
         with self._lock:
             self._faults.set(point, fault)
             self._leases[point] = time.monotonic() + lease_s
@@ -300,3 +312,25 @@ class Control:
     def _say(self, action: str, **detail: Any) -> None:
         if self._sink.enabled:
             self._sink.emit(ControlEvent(action, detail, self._table.version, time.time()))
+
+
+def _layer(value: Any) -> int | None:
+    return None if value is None else _whole("layer", value)
+
+
+def _whole(name: str, value: Any) -> int:
+    """Return an id as a plain int, numpy's included; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise RoutingError(f"{name} ({value!r}) must be a whole number.")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a plain number, numpy's included; an int stays one, however large."""
+    if not _is_number(value):
+        raise RoutingError(f"{name} ({value!r}) must be a number.")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

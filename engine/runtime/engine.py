@@ -89,9 +89,10 @@ class Engine:
         self._admission = Admission(
             config, self.tokenizer, model.vocab_size, self.max_model_len, self._homes
         )
-        self._announcer = Announcer(self.sink, config)
+        self._announcer = Announcer(self.sink, config, model)
         door = Door(config.num_ranks)
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
+        self._eos_token_ids = model.eos_token_ids
         self._request_ids = itertools.count()
         self._steps = 0
         self._bad_rows = 0
@@ -107,7 +108,8 @@ class Engine:
                 self._ranks, self._scheduler, self.control, migration, door.orders
             )
             self._runner = RankedRunner(self._ranks, config)
-        self._announcer.start(model, table)
+        self._unread: list[RequestOutput] = []
+        self._announcer.start(table)
 
     @property
     def table(self) -> RoutingTable:
@@ -116,8 +118,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        """Whether any request is waiting or running, or has an output that nobody has taken."""
+        return bool(self._scheduler.running or self._scheduler.waiting or self._unread)
 
     def add(
         self,
@@ -148,30 +150,38 @@ class Engine:
         self._to_abort.append(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """Run one forward pass and return what each request gained; [] when there is no work."""
+        """Run one forward pass and return what each request gained; [] when there is no work.
+
+        What `finish` and `generate` came by of other requests is returned first.
+        """
+        self._advance()
+        outputs, self._unread = self._unread, []
+        return outputs
+
+    def _advance(self) -> None:
+        """Run one forward pass, if there is work."""
         started_s, clock = time.time(), StageClock()
         started = time.perf_counter()
         self.control.end_leases()
         self._follow_orders()
-        outputs = self._abort_asked()
+        self._abort_asked()
         schedule = self._scheduler.schedule()
         for sequence in schedule.preempted:
             self._announcer.request(sequence, "preempted")
         if not schedule.chunks:
-            return outputs
+            return
         clock.mark("schedule")
         with self._compute():
             result = self._run(schedule, clock)
             if result is None:
-                return outputs
+                return
             self._account(schedule.chunks)
-            outputs += self._take_tokens(result)
+            self._take_tokens(result)
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.bad_rows
         duration_ms = (time.perf_counter() - started) * 1e3
         self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
-        return outputs
 
     def generate(
         self,
@@ -189,14 +199,31 @@ class Engine:
         return self.finish([self._queue(sequence) for sequence in admitted])
 
     def finish(self, request_ids: SequenceOf[int]) -> list[Completion]:
-        """Step until the given requests have ended and return their completions, in that order."""
-        wanted = set(request_ids)
+        """Step until the given requests have ended and return their completions, in that order.
+
+        What other requests gain meanwhile is kept for `step`.
+
+        Raises:
+            RequestError: one of them is not under way: its end was returned by `step` or here
+                before, or it was never added. Nothing is run then.
+        """
+        wanted, under_way = set(request_ids), self._under_way()
+        if gone := [request_id for request_id in request_ids if request_id not in under_way]:
+            raise RequestError(
+                f"request {gone[0]} is not under way, so it cannot be finished; it has ended and "
+                "its completion was returned then, or it was never added."
+            )
         done: dict[int, Completion] = {}
-        while len(done) < len(wanted):
-            assert self.has_work, f"requests {wanted - done.keys()} were lost"
-            for output in self.step():
-                if output.completion and output.request_id in wanted:
-                    done[output.request_id] = output.completion
+        others: list[RequestOutput] = []
+        try:
+            while len(done) < len(wanted):
+                for output in self.step():
+                    if output.request_id not in wanted:
+                        others.append(output)
+                    elif output.completion:
+                        done[output.request_id] = output.completion
+        finally:
+            self._unread[:0] = others
         return [done[request_id] for request_id in request_ids]
 
     def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:
@@ -233,6 +260,7 @@ class Engine:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
             self._end(sequence, "aborted", "", ())
+        self._unread.clear()
         if self._ranks:
             self._ranks.close()
 
@@ -310,16 +338,15 @@ class Engine:
         self._scheduler.add(sequence)
         return sequence.request_id
 
-    def _take_tokens(self, result: StepResult) -> list[RequestOutput]:
+    def _take_tokens(self, result: StepResult) -> None:
         """Give each sequence its new token and end those that are done."""
-        outputs = []
         for index, (chunk, token_id) in enumerate(result.sampled):
             sequence = chunk.sequence
             if self.config.hash_logits:
                 assert result.logits_BV is not None
                 sequence.hash_logits(result.logits_BV[index].numpy())
             if sequence.max_tokens == 0:
-                outputs.append(self._end(sequence, "length", "", ()))
+                self._end(sequence, "length", "", ())
                 continue
             sequence.token_ids.append(token_id)
             if sequence.params.logprobs is not None:
@@ -329,45 +356,48 @@ class Engine:
             delta = sequence.detokenizer.push(token_id)
             reason = self._finish_reason(sequence, token_id)
             if reason:
-                outputs.append(self._end(sequence, reason, delta, (token_id,)))
+                self._end(sequence, reason, delta, (token_id,))
             else:
-                outputs.append(self._output(sequence, delta, (token_id,)))
-        return outputs
+                self._put_out(sequence, delta, (token_id,))
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        ends = token_id == self.model_config.eos_token_id and not sequence.params.ignore_eos
+        ends = token_id in self._eos_token_ids and not sequence.params.ignore_eos
         if ends or sequence.detokenizer.stopped:
             return "stop"
         return "length" if sequence.num_output >= sequence.max_tokens else None
 
-    def _end(
-        self, sequence: Sequence, reason: str, delta: str, token_ids: tuple[int, ...]
-    ) -> RequestOutput:
+    def _end(self, sequence: Sequence, reason: str, delta: str, token_ids: tuple[int, ...]) -> None:
         sequence.finish_reason = reason
         delta += sequence.detokenizer.flush()
         self._scheduler.remove(sequence)
         self._announcer.request(sequence, "aborted" if reason == "aborted" else "finished")
-        return self._output(sequence, delta, token_ids)
+        self._put_out(sequence, delta, token_ids)
 
-    def _output(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> RequestOutput:
+    def _put_out(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> None:
         self._announcer.text(sequence, delta)
-        return RequestOutput(
-            sequence.request_id,
-            sequence.label,
-            delta,
-            token_ids,
-            sequence.is_finished,
-            completion_of(sequence) if sequence.is_finished else None,
+        self._unread.append(
+            RequestOutput(
+                sequence.request_id,
+                sequence.label,
+                delta,
+                token_ids,
+                sequence.is_finished,
+                completion_of(sequence) if sequence.is_finished else None,
+            )
         )
 
-    def _abort_asked(self) -> list[RequestOutput]:
-        outputs = []
+    def _under_way(self) -> set[int]:
+        """Return the requests whose end nobody has seen."""
+        living = (*self._scheduler.running, *self._scheduler.waiting)
+        ended = (output.request_id for output in self._unread if output.finished)
+        return {sequence.request_id for sequence in living} | set(ended)
+
+    def _abort_asked(self) -> None:
         while self._to_abort:
             request_id = self._to_abort.popleft()
             for sequence in (*self._scheduler.running, *self._scheduler.waiting):
                 if sequence.request_id == request_id:
-                    outputs.append(self._end(sequence, "aborted", "", ()))
-        return outputs
+                    self._end(sequence, "aborted", "", ())
 
     def _account(self, chunks: list[Chunk]) -> None:
         """Move each sequence's marks past the rows that have run."""
@@ -395,7 +425,7 @@ class Engine:
 
 def _routing(model: ModelConfig, num_devices: int) -> tuple[RoutingTable, RoutingPolicy]:
     """Return the table and the policy an engine starts with; a dense model's have no layers."""
-    num_layers = model.num_layers if model.is_moe else 0
+    num_layers = len(model.moe_layers)
     num_experts = max(1, model.num_experts)
     policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
     return contiguous(num_layers, num_experts, num_devices), policy

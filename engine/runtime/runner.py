@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.cluster.rank import Rank, Work
-from engine.cluster.records import RowRecords, row_records
+from engine.cluster.records import RowRecords
 from engine.events import Int64, RankEvent
 from engine.model.batch import Draw, Span
 from engine.model.step import StageClock
@@ -60,14 +60,12 @@ class Runner:
         work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), in_force, record=record)
         outcome = self.rank.run(work, table, clock)
         keep_experts(schedule.chunks, outcome.last_experts)
-        records = None
-        if record:
-            records = [row_records(outcome.step, work.spans, self.rank.config.dtype)]
+        records = self.rank.records(outcome, work)
         return StepResult(
             chunks=schedule.chunks,
             sampled=sampled(schedule.chunks, outcome.tokens),
             logits_BV=outcome.logits_BV,
-            records=records,
+            records=[records] if records else None,
             bad_rows=outcome.step.bad_rows,
             table_version=table.version,
             clock=clock,

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from dashboards.synthetic import SyntheticEngine
 from engine.errors import RequestError
 from engine.runtime.telemetry import Telemetry
 from workbench.lifecycle import Child, own_identity, python_command
+from workbench.trace.synthetic import SyntheticEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,14 @@ from playwright.sync_api import Page
 ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"fetchNews": "false", "checkForUpdates": False}
 _CURRENT = "window.jupyterapp.shell.currentWidget"
+_ITS_OWN = re.compile(
+    # a busy machine
+    r"Plugin \S+ (took .*ms|is taking too long) to activate"
+    # a kernel that was ended while JupyterLab still asked it things
+    r"|History was unable to be retrieved"
+    r"|Could not restore the debugger state: Canceled future for debug_request"
+)
+"""What JupyterLab itself says on the console, and neither the lessons nor the widgets cause."""
 
 
 @contextmanager
@@ -92,6 +101,11 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None
     raise AssertionError(f"JupyterLab did not start: {log.read_text()[-2000:]}")
 
 
+def without_its_own(complaints: Sequence[str]) -> list[str]:
+    """Return what was complained about, but for what JupyterLab says for reasons of its own."""
+    return [line for line in complaints if not _ITS_OWN.search(line)]
+
+
 class Notebook:
     """An open notebook whose kernel is ready."""
 
@@ -152,6 +166,16 @@ class Notebook:
                   if (output.ename) found.push(`${{output.ename}}: ${{output.evalue}}`); }} }}
               return found; }}"""
         )
+
+    def theme(self, name: str) -> None:
+        """Change the theme, and wait until JupyterLab's splash of doing so is gone.
+
+        Each change takes the one splash away 200 ms after it is done, without looking whether it is
+        still there: two changes within that time end in an error about `removeChild`, on a page
+        without any widget too.
+        """
+        self.command("apputils:change-theme", theme=f"JupyterLab {name}")
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def close(self) -> None:
         """Save without outputs, so that nothing asks for dead widgets, and end the kernel."""

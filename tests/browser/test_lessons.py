@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.browser.lab import Notebook
+from tests.browser.lab import Notebook, without_its_own
 from tests.notebooks.books import read
 from workbench.lab import running_lab
 
@@ -35,8 +35,7 @@ def leave(visit, notebook: Notebook) -> None:
     """Throw away what was run, so that the files stay as they are; end the kernel."""
     visit.page.evaluate(f"() => {CURRENT}.context.revert().then(() => null)")
     visit.page.evaluate(f"() => {CURRENT}.sessionContext.shutdown().then(() => null)")
-    # A slow start is no fault of the lessons.
-    visit.complaints[:] = [c for c in visit.complaints if "ms to activate" not in c]
+    visit.complaints[:] = without_its_own(visit.complaints)
 
 
 def show(page, cell_id: str, name: str) -> None:
@@ -54,7 +53,7 @@ def test_the_address_opens_the_first_lesson_and_nothing_pops_up(visit, lab):
     assert page.locator(".jp-Dialog").count() == 0
     assert page.locator(".Toastify__toast").count() == 0
     page.evaluate(f"() => {CURRENT}.sessionContext.shutdown().then(() => null)")
-    visit.complaints[:] = [c for c in visit.complaints if "ms to activate" not in c]
+    visit.complaints[:] = without_its_own(visit.complaints)
     visit.assert_clean()
 
 
@@ -86,7 +85,7 @@ def test_the_first_lesson_shows_each_figure_once_in_the_colours_of_the_page(
     notebook = opened(visit, lab, name)
     page = visit.page
     assert notebook.errors() == []
-    notebook.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+    notebook.theme(theme)
     show(page, "domains-figure", name)
     shown = page.locator(".js-plotly-plot:visible")
     shown.first.wait_for()

@@ -131,7 +131,7 @@ def test_a_page_comes_back_by_itself_when_the_dashboard_does(visit):
             visit.wait_for_text("status", "Live")
             assert visit.outside == []
             second.send_signal(signal.SIGINT)
-            assert second.wait(timeout=10) == 0
+            assert second.wait(timeout=60) == 0
         finally:
             second.kill()
             second.communicate()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
-from tests.browser.lab import Notebook, jupyter_lab, write_notebook
+from tests.browser.lab import Notebook, jupyter_lab, without_its_own, write_notebook
 from tests.widgets.examples import PartTokens, long_request
 from tests.widgets.panel_page import brightness, pixel
 from workbench.widgets import fair_shares, stepper_state
@@ -49,8 +47,7 @@ def notebook(visit, lab):
     visit.page.locator('.trw-map[data-seq="1"]').wait_for()
     yield notebook
     notebook.close()
-    slow = re.compile(r"Plugin .* took .*ms to activate")  # JupyterLab, about a busy machine
-    visit.complaints[:] = [line for line in visit.complaints if not slow.search(line)]
+    visit.complaints[:] = without_its_own(visit.complaints)
     visit.assert_clean()
 
 
@@ -146,14 +143,14 @@ def test_the_theme_follows_jupyterlab_and_two_views_share_one_model(visit, noteb
     page.locator(".trw-map[data-seq]").nth(1).wait_for()
     canvas = page.locator("canvas").nth(1)
     assert brightness(pixel(canvas, 5, 5, (48, 64))) > 0.85
-    notebook.command("apputils:change-theme", theme="JupyterLab Dark")
+    notebook.theme("Dark")
     page.locator('.trw-map[data-theme="dark"]').nth(1).wait_for()
     page.locator('.trw-stepper[data-theme="dark"]').wait_for()
     page.wait_for_timeout(300)
     assert brightness(pixel(canvas, 5, 5, (48, 64))) < 0.2
-    notebook.command("apputils:change-theme", theme="JupyterLab Light")
+    notebook.theme("Light")
     page.locator('.trw-map[data-theme="light"]').nth(1).wait_for()
-    notebook.command("apputils:change-theme", theme="JupyterLab Dark")
+    notebook.theme("Dark")
     page.locator('.trw-map[data-theme="dark"]').nth(1).wait_for()
     page.wait_for_timeout(600)
     sizes = page.locator("canvas").evaluate_all("all => all.map(c => [c.width, c.clientWidth])")

@@ -138,7 +138,8 @@ def test_every_update_is_drawn_for_a_viewer_that_keeps_up(visit, shown):
     for update in range(1, 11):
         shown.call(lambda at=update: shown.widgets[1].draw(np.full(SHAPE, 1000.0 * at)))
         page.locator(f'.trw-map[data-seq="{update}"]').wait_for()
-        page.wait_for_timeout(100)
+        while shown.widgets[1].ack < update:  # the browser's word is under way
+            page.wait_for_timeout(20)
     assert shown.widgets[1].feed.num_sent == 10 and shown.widgets[1].feed.num_skipped == 0
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dashboards.source import Point, Snapshot
-from dashboards.synthetic import SyntheticEngine
 from engine.events import Event
 from engine.runtime.telemetry import Aggregator, Message
 from workbench.trace import Recorder, Trace
+from workbench.trace.synthetic import SyntheticEngine
 
 
 class FakeSource:

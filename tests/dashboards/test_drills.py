@@ -13,6 +13,7 @@ import pytest
 import workbench.drills
 from dashboards import acts
 from dashboards.app import frame_of
+from dashboards.course import MAX_POINTS
 from dashboards.drill_room import ENDED, NONE, RUNNING, DrillRoom
 from dashboards.pages.drills import Drills
 from engine.errors import ConfigError, MachineError, RequestError
@@ -34,6 +35,7 @@ class FakeDrill:
         self._briefing = briefing
         self.calls: list[tuple[Any, ...]] = []
         self.phase, self.running, self.named = "running", True, None
+        self.elapsed_s = 10.0
 
     def briefing(self) -> dict[str, Any]:
         return self._briefing
@@ -41,7 +43,11 @@ class FakeDrill:
     def state(self) -> dict[str, Any]:
         if not self.running:
             raise RequestError("gone.")
-        return {"phase": self.phase, "left_s": 754.0, "diagnosis": self.named}
+        return {
+            "phase": self.phase, "left_s": 754.0, "diagnosis": self.named,
+            "elapsed_s": self.elapsed_s, "sampled_s": self.elapsed_s,
+            "signals": {"busiest_device rows=800": 2.28},
+        }  # fmt: skip
 
     def observe(self) -> dict[str, Any]:
         table = {"version": 3, "sha256": "ab" * 32, "planned": {"sha256": "cd" * 32}}
@@ -135,6 +141,24 @@ def test_a_started_drill_shows_what_an_operator_would_see(source, drill):
     wanted = decode_frame(encode_frame(fair_shares(COUNTS), seq=1, time_s=0)).cells_RC
     np.testing.assert_array_equal(shown, wanted)
     assert page.page.skeleton.count('data-child="second"') == 1
+
+
+def test_the_course_of_a_signal_is_drawn_from_what_the_drill_sampled(source, drill):
+    page = visit(source, START, ("act", {"act": "smooth", "bonus": "1.5"}))
+    for second in range(11, 40):
+        drill.elapsed_s = float(second)
+        page.room.refresh(now=True)
+    page.tick(anyway=True)
+    values = page.page.values
+    assert len(page.room.course.points(SIGNAL["name"])) == 30
+    assert values["l0d"].count("L") == 29 and values["l0d"].startswith("M")
+    assert values["l0a"].count("M") == 1, "the act stands where it was done"
+    assert "30 samples over the last 29 s, from 2.28 to 2.28" in values["l0w"]
+    assert values["l1d"] == "" and "no samples yet" in values["l1w"]
+    for second in range(40, 2000):
+        drill.elapsed_s = float(second)
+        page.room.refresh(now=True)
+    assert len(page.room.course.points(SIGNAL["name"])) == MAX_POINTS
 
 
 def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, drill):

@@ -11,9 +11,10 @@ import pytest
 from dashboards.app import frame_of
 from dashboards.pages.now import NUM_SLOTS, Now
 from dashboards.readings import expert_load
-from dashboards.states import STATES
+from dashboards.source import SOURCE_STATES
 from engine.errors import RequestError
 from engine.events import STAGES
+from workbench.theme import STATES
 from workbench.widgets import LOAD_TOP, decode_frame, encode_frame
 
 
@@ -124,7 +125,7 @@ def test_a_page_before_the_engine_speaks_says_so_and_then_fits_it(source):
     assert page.page.figure is figure, "panes are built once"
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", SOURCE_STATES)
 def test_every_state_is_shown_by_symbol_word_and_colour(source, state):
     source.step(3)
     source.state, source.reason = state, "because"

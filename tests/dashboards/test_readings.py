@@ -81,3 +81,26 @@ def test_a_sparkline_starts_at_zero_and_breaks_where_there_is_nothing():
     path = readings.spark_path([0.0, 10.0, math.nan, 5.0, 5.0], width=100, height=28)
     assert path == "M0.0 27.0L25.0 1.0M75.0 14.0L100.0 14.0"
     assert readings.spark_path([0.0, 0.0]) == "M0.0 27.0L100.0 27.0"
+
+
+@pytest.mark.parametrize(
+    ("share", "words", "tone"),
+    [
+        (0.0, "✓ within 5 %", "good"),
+        (0.05, "✓ within 5 %", "good"),
+        (0.0501, "▲ above 5 %: watch it", "warn"),
+        (0.10, "▲ above 5 %: watch it", "warn"),
+        (0.11, "■ above 10 %: rebuild the router", "bad"),
+        (3.0, "■ above 10 %: rebuild the router", "bad"),
+    ],
+)
+def test_overhead_is_judged_by_the_5_and_10_per_cent_rule(share, words, tone):
+    said = readings.overhead(share)
+    assert said["overhead_words"] == words and said["overhead_class"] == f"tone-{tone}"
+    width = float(said["overhead_fill"].removeprefix("width: ").removesuffix("%"))
+    assert width == pytest.approx(min(100, 100 * share / 0.15), abs=0.06)
+
+
+def test_without_a_step_there_is_no_overhead():
+    said = readings.overhead(None)
+    assert said["overhead"] == readings.NOTHING and said["overhead_class"] == ""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from dashboards.source import LiveSource, engine_state
-from dashboards.states import STATES
-from dashboards.synthetic import SyntheticEngine
+from dashboards.source import SOURCE_STATES, LiveSource, engine_state
 from engine.errors import RequestError
 from engine.runtime.telemetry import Telemetry
+from workbench.theme import STATES
+from workbench.trace.synthetic import SyntheticEngine
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -87,16 +87,6 @@ def test_an_engine_without_requests_is_idle(source):
     assert engine_state(frame, 0.0)[0] == "idle"
 
 
-def test_every_state_has_a_look():
-    assert set(STATES) == {
-        "connecting",
-        "loading",
-        "live",
-        "idle",
-        "paused",
-        "replay",
-        "held",
-        "stalled",
-        "gone",
-        "refused",
-    }
+def test_every_state_of_a_source_has_a_look_of_its_own():
+    looks = [STATES[state] for state in SOURCE_STATES]
+    assert len({look.word for look in looks}) == len(SOURCE_STATES)

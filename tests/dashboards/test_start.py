@@ -96,6 +96,8 @@ def test_it_serves_a_page_runs_the_engine_and_ctrl_c_ends_all_with_code_0(launch
     assert port < int(url.rstrip("/").rsplit(":", 1)[1]) < port + 20, "the next free port"
     page = urllib.request.urlopen(url, timeout=10).read().decode()
     assert "TokenRouter Workbench" in page and "cdn." not in page
+    now = urllib.request.urlopen(f"{url}now?theme=dark", timeout=10)
+    assert now.geturl() == f"{url}?theme=dark", "/now is the page Now too"
     command = " ".join(psutil.Process(running.report["dashboard_pid"]).cmdline())
     assert "--key-file=-" in command, "the key is not on the command line"
     running.wait_for_note("the engine runs")

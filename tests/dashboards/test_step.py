@@ -157,6 +157,63 @@ def test_any_recent_request_can_be_chosen_and_is_compact_where_nobody_watched(ru
     assert other.shown == 2, "the address names a request"
 
 
+def test_the_address_holds_the_view_and_a_reload_comes_back_to_it(running):
+    running.step(6)
+
+    def look(page: Step) -> None:
+        page.stepper.param.update(token=3, layer=2, stage="place", view="table")
+
+    page = visit(running, act("request", "1"), look)
+    address = page.page.values["address"]
+    assert address == {
+        "request": "1", "token": "3", "layer": "2", "stage": "place", "view": "table"
+    }  # fmt: skip
+    again = visit(running, **address)
+    assert again.shown == 1
+    stepper = again.stepper
+    assert (stepper.token, stepper.layer, stepper.stage, stepper.view) == (3, 2, "place", "table")
+    assert again.page.values["address"] == address
+    other = visit(running, act("request", "2"), **address)
+    assert other.stepper.token == 0 and other.page.values["address"]["request"] == "2"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"token": "99999"}, {"token": "-1"}, {"layer": "x"}, {"stage": "<b>"}, {"view": "none"}],
+)
+def test_an_address_that_names_nothing_opens_the_request_at_its_beginning(running, nonsense):
+    running.step(4)
+    page = visit(running, request="1", **nonsense)
+    assert page.shown == 1
+    assert (page.stepper.token, page.stepper.layer, page.stepper.stage) == (0, 0, "gate")
+    assert page.stepper.view == "picture"
+
+
+def test_the_readers_token_stays_when_the_first_ones_leave_the_recent_past(running):
+    running.step(8)
+    page = visit(running, act("request", "1"))
+    page.stepper.token = 4
+    held = json.loads(page.stepper.state)["tokens"][4]
+    shorter = json.loads(page.stepper.state)
+    shorter["tokens"] = shorter["tokens"][3:]
+    page.recent.value = replace(page.recent.value, state=shorter)
+    page.recent.count += 1
+    page.tick(anyway=True)
+    assert page.stepper.token == 1
+    assert json.loads(page.stepper.state)["tokens"][1]["position"] == held["position"]
+
+
+def test_a_request_that_is_not_there_any_more_is_told_from_one_that_is_not_there_yet(running):
+    running.step(4)
+    running.engine.abort(1)
+    running.recorder.clear()
+    running.step(2)
+    listed = running.window().columns["rows/request_ids"]
+    assert 1 not in listed and len(listed)
+    assert "has left the recent past" in visit(running, request="1").page.values["said"]
+    assert visit(running, request="7777").page.values["said"] == "Waiting for request 7777"
+
+
 def test_what_has_left_the_recent_past_is_kept_and_said(running):
     running.step(4)
     page = visit(running, lambda _: running.step(4))
@@ -188,7 +245,7 @@ def test_places_are_stable_and_every_place_has_its_value(source):
     wanted = set(re.findall(r'data-bind(?:-[a-z-]+)?="([^"]+)"', page.page.skeleton))
     places = {f"f{n}{x}" for n in range(NUM_FULL) for x in "hvntsc"}
     places |= {f"o{n}{x}" for n in range(NUM_OTHER) for x in "hvntsc"}
-    assert wanted - places == set(page.page.values) - places - {"beat"}
+    assert wanted - places == set(page.page.values) - places - {"beat", "address"}
     held = list(page._others)
     for _ in range(30):
         source.step(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import pytest
@@ -10,7 +11,9 @@ from dashboards.app import ROUTES
 from dashboards.pages.demo import Demo
 from tests.dashboards.conftest import FakeSource
 from tests.demos.conftest import DEMO
+from tests.widgets.examples import long_request
 from workbench.demos.playlist import find
+from workbench.widgets.steps import state_json, stepper_state
 
 FRAME = {"routes": [], "other_theme": {"name": "dark", "word": "Dark", "href": "?theme=dark"}}
 KEY = "secret"
@@ -38,6 +41,7 @@ def lead(source: FakeSource, at: int, **facts: object) -> None:
             "at": at,
             "visit": at + 1,
             "exhibit": False,
+            "focus": None,
             "done": [],
             "checks": [check("holds", 0.25), check("waiting", None)],
             **facts,
@@ -144,3 +148,88 @@ def test_every_step_can_be_drawn(source, at):
     page = visit(source)
     assert f'data-step="{STEPS[at].id}"' in page.page.skeleton
     assert page.page.values["overhead"] != ""
+
+
+STEPPER = next(at for at, step in enumerate(STEPS) if step.view["kind"] == "stepper")
+
+
+async def settle(*pages: Demo) -> None:
+    for _ in range(3):
+        for page in pages:
+            page.tick(anyway=True)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+
+def settled(*pages: Demo) -> None:
+    """Let what was asked on other threads come back, and draw."""
+    asyncio.run(settle(*pages))
+
+
+def opened(source: FakeSource, *visitors: dict[str, str]) -> list[Demo]:
+    """Open the page for each visitor and let it settle."""
+
+    async def run() -> list[Demo]:
+        pages = [visit(source, **chosen) for chosen in visitors]
+        await settle(*pages)
+        return pages
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def exhibited(source, monkeypatch):
+    """Let the presenter be on the step with the stepper, its text written."""
+    answers = {"demo_exhibit": {"state": state_json(stepper_state(long_request()))}}
+    asked = []
+
+    def control(action, **detail):
+        asked.append((action, detail))
+        return answers.get(action, {})
+
+    monkeypatch.setattr(source, "control", control)
+    lead(source, STEPPER, exhibit=True)
+    return source, asked
+
+
+def test_the_presenter_leads_the_stepper_and_each_follower_goes_there(exhibited):
+    source, asked = exhibited
+    presenter, follower = opened(source, {"key": KEY}, {})
+    view = STEPS[STEPPER].view
+    assert follower._here() == presenter._here() == (view["token"], view["layer"], "gate")
+    assert not [ask for ask in asked if ask[0] == "demo_focus"], "opening the page leads nobody"
+
+    presenter.stepper.token, presenter.stepper.stage = 7, "place"
+    settled(presenter, follower)
+    focus = {"token": 7, "layer": view["layer"], "stage": "place"}
+    assert [ask for ask in asked if ask[0] == "demo_focus"] == [
+        ("demo_focus", {"key": KEY, **focus})
+    ]
+    lead(source, STEPPER, exhibit=True, focus=focus)
+    settled(presenter, follower)
+    assert follower._here() == presenter._here() == (7, view["layer"], "place")
+    (late,) = opened(source, {})
+    assert late._here() == follower._here(), "who comes late is at the same place"
+
+
+def test_a_follower_may_look_around_until_the_presenter_moves_or_they_follow_again(exhibited):
+    source, asked = exhibited
+    (page,) = opened(source, {})
+    start = page._here()
+    page.stepper.token = 1
+    settled(page)
+    assert page._here()[0] == 1 and not [ask for ask in asked if ask[0] == "demo_focus"]
+    page.act("follow", "")
+    settled(page)
+    assert page._here() == start
+    page.stepper.token = 1
+    lead(source, STEPPER, exhibit=True, focus={"token": 5, "layer": 0, "stage": "select"})
+    settled(page)
+    assert page._here() == (5, 0, "select")
+
+
+def test_who_explores_is_not_taken_along(exhibited):
+    source, _ = exhibited
+    (page,) = opened(source, {"step": str(STEPPER + 1)})
+    lead(source, STEPPER, exhibit=True, focus={"token": 5, "layer": 0, "stage": "select"})
+    settled(page)
+    assert page._here() != (5, 0, "select")

@@ -53,12 +53,12 @@ class Viewer:
             assert time.monotonic() < end, f"still at {self.demo.get('at')}"
             time.sleep(0.02)
 
-    def ask(self, desk: Desk, **detail: object) -> object:
+    def ask(self, desk: Desk, action: str = "demo", **detail: object) -> object:
         answers: list[object] = []
 
         def run() -> None:
             try:
-                answers.append(self.client.control("demo", timeout_s=20, **detail))
+                answers.append(self.client.control(action, timeout_s=20, **detail))
             except RequestError as refusal:
                 answers.append(refusal)
 
@@ -100,6 +100,59 @@ def test_a_place_that_is_no_step_is_refused(shown, to):
     with pytest.raises(RequestError):
         presentation.drive({"key": KEY, "to": to})
     assert presentation.player.at == 0
+
+
+def written(presentation: Presentation) -> None:
+    """Go to the step with the stepper and wait until its text is written."""
+    player = presentation.player
+    player.go(next(n for n, step in enumerate(player.playlist.steps) if "token" in step.view))
+    while player.exhibit is None:
+        player.run()
+    presentation.tell()
+
+
+def test_the_presenter_leads_the_stepper_and_the_next_step_begins_anew(shown):
+    presentation, telemetry, desk = shown
+    written(presentation)
+    viewer = Viewer(telemetry)
+    viewer.wait_for(1)
+    focus = {"token": 2, "layer": 1, "stage": "select"}
+    assert viewer.ask(desk, action="demo_focus", key=KEY, **focus) == focus
+    late = Viewer(telemetry)
+    late.wait_for(1)
+    while late.demo["focus"] is None or viewer.demo["focus"] is None:
+        time.sleep(0.02)
+    assert late.demo["focus"] == viewer.demo["focus"] == focus
+    viewer.ask(desk, key=KEY, to=2)
+    viewer.wait_for(2)
+    assert viewer.demo["focus"] is None
+    viewer.client.close()
+    late.client.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"key": "guess"}, "only the presenter"),
+        ({"token": 9999}, "token"),
+        ({"token": True}, "token"),
+        ({"layer": -1}, "layer"),
+        ({"stage": "gates"}, "stage"),
+    ],
+)
+def test_a_place_that_is_not_there_is_refused(shown, wrong, words):
+    presentation, _, _ = shown
+    written(presentation)
+    right = {"key": KEY, "token": 0, "layer": 0, "stage": "gate"}
+    with pytest.raises(RequestError, match=words):
+        presentation.lead({**right, **wrong})
+    assert presentation.lead(right) == {"token": 0, "layer": 0, "stage": "gate"}
+
+
+def test_before_the_text_is_written_there_is_nothing_to_point_at(shown):
+    presentation, _, _ = shown
+    with pytest.raises(RequestError, match="nothing to step through"):
+        presentation.lead({"key": KEY, "token": 0, "layer": 0, "stage": "gate"})
 
 
 def test_the_key_itself_is_in_no_frame(shown):

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import ConfigError
 from tests.views.handmade import DENSE, EMPTY, ONE_TOKEN
 from workbench import figures, views
-from workbench.figures import theme as themes
+from workbench import theme as themes
 from workbench.trace import Recorder, Trace, synthetic
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from engine.kernels import reference
+from engine.kernels.router import RouterConfig
 from engine.kernels.tiled import topk as tiled_topk
-from engine.kernels.topk import topk_softmax
+from engine.kernels.topk import route
 from tests.numerics import close
 
-PATHS = (topk_softmax, tiled_topk)
+PATHS = (route, tiled_topk)
 SHAPES = [(1, 8, 2), (5, 8, 1), (17, 8, 8), (33, 60, 4), (3, 5, 3), (40, 257, 8), (2, 512, 16)]
 
 
@@ -29,7 +30,7 @@ def test_ids_and_weights_equal_the_oracles(path, shape, renormalise):
     for seed, skew in itertools.product(range(2), (0.1, 1.0, 8.0)):
         logits = logits_of(tokens, experts, seed, skew)
         ids, weights = reference.topk_softmax(logits, k, renormalise=renormalise)
-        chosen = path(logits, k, renormalise=renormalise)
+        chosen = path(logits, RouterConfig.softmax(k, renormalise=renormalise))
         assert torch.equal(chosen.topk_ids_TK, ids)
         assert close(chosen.topk_weights_TK, weights, 1e-5)
         assert chosen.topk_weights_TK.dtype == torch.float32
@@ -38,9 +39,13 @@ def test_ids_and_weights_equal_the_oracles(path, shape, renormalise):
 @pytest.mark.parametrize("path", PATHS)
 def test_weights_of_a_small_row_are_those_of_the_docstring(path):
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    plain = path(logits, 2, renormalise=False).topk_weights_TK[0].tolist()
-    normal = path(logits, 2, renormalise=True).topk_weights_TK[0].tolist()
-    scaled = path(logits, 2, renormalise=False, scale=2.5).topk_weights_TK[0].tolist()
+    plain = path(logits, RouterConfig.softmax(2, renormalise=False)).topk_weights_TK[0].tolist()
+    normal = path(logits, RouterConfig.softmax(2, renormalise=True)).topk_weights_TK[0].tolist()
+    scaled = (
+        path(logits, RouterConfig.softmax(2, renormalise=False, scale=2.5))
+        .topk_weights_TK[0]
+        .tolist()
+    )
     assert scaled == pytest.approx([1.6098, 0.5922], abs=1e-4)
     assert plain == pytest.approx([0.6439, 0.2369], abs=1e-4)
     assert normal == pytest.approx([0.7311, 0.2689], abs=1e-4)
@@ -49,7 +54,7 @@ def test_weights_of_a_small_row_are_those_of_the_docstring(path):
 def test_the_oracle_check_fails_for_wrong_choices():
     logits = logits_of(9, 8)
     ids, weights = reference.topk_softmax(logits, 2, renormalise=True)
-    unnormalised = topk_softmax(logits, 2, renormalise=False).topk_weights_TK
+    unnormalised = route(logits, RouterConfig.softmax(2, renormalise=False)).topk_weights_TK
     assert not close(unnormalised, weights, 1e-5)
     assert not close(torch.zeros_like(weights), weights, 1e-5)
     assert not close(weights[:-1], weights, 1e-5)
@@ -58,9 +63,11 @@ def test_the_oracle_check_fails_for_wrong_choices():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_equal_scores_go_to_the_lower_expert(path):
-    chosen = path(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]] * 20), 2, renormalise=True)
+    chosen = path(
+        torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]] * 20), RouterConfig.softmax(2, renormalise=True)
+    )
     assert chosen.topk_ids_TK.tolist() == [[1, 2]] * 20
-    assert chosen.ranked_ids_TE[0].tolist() == [1, 2, 3, 0, 4]
+    assert chosen.ranked_ids_TJ[0].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -73,7 +80,7 @@ def test_broken_logits_still_choose_distinct_experts_with_finite_weights(path):
         [nan, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0],
         [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0],
     ]
-    chosen = path(torch.tensor(rows), 3, renormalise=True)
+    chosen = path(torch.tensor(rows), RouterConfig.softmax(3, renormalise=True))
     assert chosen.bad_rows == 4
     assert chosen.topk_weights_TK.isfinite().all()
     for ids in chosen.topk_ids_TK.tolist():
@@ -84,7 +91,7 @@ def test_broken_logits_still_choose_distinct_experts_with_finite_weights(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_tokens_give_empty_choices_of_the_right_kind(path):
-    chosen = path(torch.empty(0, 8), 2, renormalise=True)
+    chosen = path(torch.empty(0, 8), RouterConfig.softmax(2, renormalise=True))
     assert chosen.topk_ids_TK.shape == (0, 2) and chosen.topk_ids_TK.dtype == torch.int64
     assert chosen.topk_weights_TK.shape == (0, 2)
     assert chosen.bad_rows == 0
@@ -94,7 +101,7 @@ def test_no_tokens_give_empty_choices_of_the_right_kind(path):
 def test_banned_experts_are_never_chosen_and_score_nothing(path):
     logits = logits_of(50, 8)
     banned = torch.tensor([True] + [False] * 5 + [True, False])
-    chosen = path(logits, 6, renormalise=True, banned_E=banned)
+    chosen = path(logits, RouterConfig.softmax(6, renormalise=True), banned_E=banned)
     assert not {0, 6} & set(chosen.topk_ids_TK.flatten().tolist())
     assert (chosen.scores_TE[:, banned] == 0).all()
     allowed = logits.masked_fill(banned, float("-inf"))
@@ -106,7 +113,7 @@ def test_preferred_experts_come_first_with_their_own_scores(path):
     logits = logits_of(50, 8)
     preferred = torch.zeros(8, dtype=torch.bool)
     preferred[[3, 5]] = True
-    chosen = path(logits, 3, renormalise=False, preferred_E=preferred)
+    chosen = path(logits, RouterConfig.softmax(3, renormalise=False), preferred_E=preferred)
     assert {frozenset(row) for row in chosen.topk_ids_TK[:, :2].tolist()} == {frozenset((3, 5))}
     scores = torch.softmax(logits.double(), -1)
     assert close(chosen.topk_weights_TK, scores.gather(1, chosen.topk_ids_TK), 1e-6)
@@ -118,7 +125,7 @@ def test_preferred_experts_come_first_with_their_own_scores(path):
 def test_preferred_experts_that_score_too_little_for_fp32_still_get_weights(path):
     logits = torch.tensor([[900.0, 0.0, 1.0, 0.0]] * 3)
     preferred = torch.tensor([False, True, True, False])
-    chosen = path(logits, 2, renormalise=True, preferred_E=preferred)
+    chosen = path(logits, RouterConfig.softmax(2, renormalise=True), preferred_E=preferred)
     for ids, weights in zip(chosen.topk_ids_TK, chosen.topk_weights_TK, strict=True):
         by_expert = dict(zip(ids.tolist(), weights.tolist(), strict=True))
         assert by_expert == pytest.approx({1: 0.2689, 2: 0.7311}, abs=1e-4)
@@ -126,6 +133,6 @@ def test_preferred_experts_that_score_too_little_for_fp32_still_get_weights(path
 
 def test_scores_rank_the_runner_up_right_behind_the_chosen():
     logits = logits_of(30, 8)
-    chosen = topk_softmax(logits, 2, renormalise=True)
+    chosen = route(logits, RouterConfig.softmax(2, renormalise=True))
     third = reference.topk_softmax(logits, 3, renormalise=False)[0][:, 2]
-    assert torch.equal(chosen.ranked_ids_TE[:, 2], third)
+    assert torch.equal(chosen.ranked_ids_TJ[:, 2], third)

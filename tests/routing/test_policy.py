@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError, RoutingError
-from engine.kernels.topk import topk_softmax
+from engine.kernels.router import RouterConfig
+from engine.kernels.topk import route
 from engine.routing.policy import RoutingPolicy
 from engine.routing.router import TokenRouter
 
@@ -18,7 +19,9 @@ def policy():
 
 
 def choose(layer_policy, logits):
-    return layer_policy.select(partial(topk_softmax, k=2, renormalise=True), logits)
+    return layer_policy.select(
+        partial(route, router=RouterConfig.softmax(2, renormalise=True)), logits
+    )
 
 
 def test_an_empty_policy_touches_no_layer():

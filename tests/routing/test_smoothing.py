@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from engine.kernels.topk import topk_softmax
+from engine.kernels.router import RouterConfig
+from engine.kernels.topk import route
 from engine.routing.smoothing import Smoother, favour, waves
 
-CHOOSE = partial(topk_softmax, k=2, renormalise=True)
+CHOOSE = partial(route, router=RouterConfig.softmax(2, renormalise=True))
 NONE = -1
 
 

@@ -1,13 +1,11 @@
-"""Tables keep their laws, placements spread evenly, and replicas are chosen as promised."""
+"""Tables keep their laws, and the first placement spreads evenly."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from engine.errors import RoutingError
-from engine.routing.device import Placer
 from engine.routing.placement import assigned, contiguous
 from engine.routing.table import RoutingTable
 
@@ -72,22 +70,6 @@ def test_tables_cannot_be_changed():
 def test_a_table_that_breaks_a_law_is_refused(change, word):
     with pytest.raises(RoutingError, match=word):
         replicated(**change)
-
-
-def test_tokens_use_the_replica_on_their_own_device_and_else_spread():
-    table = replicated()
-    ids = torch.tensor([[0, 1], [0, 1], [2, 3]])
-    homes = torch.tensor([0, 1, 1])
-    assert Placer().place(ids, homes, table, 0).tolist() == [[0, 1], [5, 3], [2, 4]]
-    both_on_zero = replicated(rank_of_phy=[0, 0, 0, 0, 1, 0])
-    chosen = Placer().place(torch.tensor([[1], [1]]), torch.tensor([0, 1]), both_on_zero, 0)
-    assert chosen.flatten().tolist() == [3, 3]
-
-
-def test_reasons_say_what_the_placement_did():
-    table = replicated()
-    assert "only copy" in Placer.reason(2, 2, 1, table, 0)
-    assert "own device 1" in Placer.reason(1, 3, 1, table, 0)
 
 
 def test_the_hash_follows_version_and_contents():

@@ -14,6 +14,7 @@ from engine.events import ControlEvent, StepEvent
 from engine.faults import POINTS, Faults
 from engine.routing.placement import assigned, contiguous
 from engine.routing.policy import RoutingPolicy
+from engine.runtime.control import Control
 from tests.runtime.conftest import Listener
 
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -137,6 +138,64 @@ def test_bad_points_and_leases_are_refused(make_engine):
     with pytest.raises(FaultError):
         engine.control.clear("nowhere")
     assert engine.faults.active() == ()
+
+
+WRONG_LAYERS = ("0", 0.0, True, [0], {}, b"0", object)
+WRONG_EXPERTS = (None, "1", 1.0, True, [1], float("nan"), 10**30, -1)
+WRONG_NUMBERS = (None, "1", True, [1.0], float("nan"), float("inf"), 10**400, 1j)
+WRONG_POINTS = (None, 5, [], {}, b"gate.logits", "", "gate")
+
+WRONG_CALLS = {
+    "ban_expert": [
+        *((layer, 1) for layer in WRONG_LAYERS),
+        *((0, expert) for expert in WRONG_EXPERTS),
+    ],
+    "force_experts": [
+        *(([1], layer) for layer in WRONG_LAYERS),
+        *(([expert], 0) for expert in WRONG_EXPERTS),
+        *((experts, 0) for experts in (None, 1, "12", True, object())),
+    ],
+    "set_bias": [
+        *((layer, 1, 1.0) for layer in WRONG_LAYERS),
+        *((0, expert, 1.0) for expert in WRONG_EXPERTS),
+        *((0, 1, value) for value in WRONG_NUMBERS),
+    ],
+    "set_smoothing": [(bonus,) for bonus in WRONG_NUMBERS],
+    "publish_table": [(table,) for table in (None, 5, "table", {}, RoutingPolicy)],
+    "inject": [
+        *((point, print, 5) for point in WRONG_POINTS),
+        *(("gate.logits", fault, 5) for fault in (None, 5, "print", [])),
+        *(("gate.logits", print, lease_s) for lease_s in (*WRONG_NUMBERS, 0, -1, 86401)),
+    ],
+    "clear": [(point,) for point in WRONG_POINTS],
+    "clear_policy": [],
+    "end_leases": [],
+    "state": [],
+}
+"""Arguments of the wrong type for each method of `Control`; those without arguments have none."""
+
+
+def test_every_method_refuses_wrong_types_with_a_sentence_and_changes_nothing(make_engine):
+    public = {
+        name
+        for name, member in vars(Control).items()
+        if not name.startswith("_") and callable(member)
+    }
+    assert public == set(WRONG_CALLS)
+    listener = Listener()
+    engine = make_engine(listener)
+    before = engine.control.state()
+    for method, calls in WRONG_CALLS.items():
+        for arguments in calls:
+            wanted = FaultError if method in ("inject", "clear") else RoutingError
+            with pytest.raises(wanted, match=r"\(.*\)|unknown fault point") as refused:
+                getattr(engine.control, method)(*arguments)
+            assert str(refused.value).endswith(".")
+    assert engine.control.state() == before and listener.of(ControlEvent) == []
+    engine.control.ban_expert(np.int64(2), np.int16(5))
+    engine.control.set_bias(None, np.int64(3), np.float32(0.5))
+    assert engine.control.state()["banned"] == [(2, 5)]
+    assert [type(event.detail["expert"]) for event in listener.of(ControlEvent)] == [int, int]
 
 
 class HealedMeanwhile(Faults):

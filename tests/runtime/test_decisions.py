@@ -8,8 +8,9 @@ import torch
 from safetensors import safe_open
 
 from engine import SamplingParams
+from engine.config import ModelConfig
 from engine.errors import RequestError
-from engine.events import StepEvent
+from engine.events import StartEvent, StepEvent
 from tests.runtime.conftest import MODEL, Listener
 
 
@@ -93,3 +94,16 @@ def test_recording_is_a_copy_that_later_steps_do_not_change(make_engine):
     engine.generate(["Le serveur de"], SamplingParams(max_tokens=8, ignore_eos=True))
     assert (first.topk_ids == kept[0]).all() and (first.topk_weights == kept[1]).all()
     assert (first.positions == kept[2]).all() and not torch.is_tensor(first.positions)
+
+
+def test_layers_are_named_by_the_models_own_numbers(make_engine, monkeypatch):
+    numbers = (3, 4, 6, 9)  # as if dense layers stood between
+    monkeypatch.setattr(ModelConfig, "moe_layers", property(lambda config: numbers))
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.add("Der", SamplingParams(max_tokens=0), watch=(1,))
+    engine.step()
+    (start,), (step,) = listener.of(StartEvent), listener.of(StepEvent)
+    assert start.moe_layers == tuple(decision.layer for decision in step.decisions) == numbers
+    for place, decision in enumerate(step.decisions):
+        assert (decision.topk_ids == step.topk_ids[1, place]).all()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dashboards import theme as themes
 from tests.widgets.examples import PartTokens, long_request
+from workbench import theme as themes
 from workbench.widgets import live_map, show_load, show_steps, show_tokens, token_stepper
 from workbench.widgets.module import script, styles
 
@@ -47,22 +47,18 @@ def test_both_hosts_have_the_properties_the_module_reads(module):
     kept = set(re.findall(r"listen\.model\(\[([^\]]*)\]", script(name)))
     followed = {word for words in kept for word in re.findall(r"\w+", words)}
     properties = read | followed
-    assert properties <= set(module.anywidget_class().class_trait_names(sync=True))
-    assert properties <= set(module.panel_class().param)
+    assert properties == set(module.PROPS)
+    assert properties <= set(module.in_notebook().class_trait_names(sync=True))
+    assert properties <= set(module.on_page().param)
 
 
 def test_a_colour_means_the_same_as_on_the_dashboard():
-    text = script("live_map")
-    block = text[text.index("const STOPS") : text.index("};", text.index("const STOPS"))]
-    for theme in themes.THEMES:
-        line = re.search(rf"{theme}: \[(.*?)\]", block)
-        assert line and tuple(re.findall(r"#\w{6}", line[1])) == themes.LOAD_STOPS[theme]
-        assert ", ".join(themes.LOAD_STOPS[theme]) in styles("live_map")
-    shared = ("surface", "sunken", "line", "text", "muted", "accent", "accent-soft", "warn")
-    light, dark = styles("live_map").split('.trw[data-theme="dark"]', 1)
-    for theme, css in (("light", light), ("dark", dark)):
-        for role in shared:
-            assert f"--{role}: {themes.COLOURS[theme][role]};" in css, (theme, role)
+    for widget in WIDGETS:
+        light, dark = styles(widget).split('.trw[data-theme="dark"]', 1)
+        for theme, css in (("light", light), ("dark", dark)):
+            assert themes.css_variables(theme) in css
+        named = set(re.findall(r"#[0-9a-fA-F]{3,6}\b", styles(widget)))
+        assert named <= set(re.findall(r"#\w+", "".join(map(themes.css_variables, themes.THEMES))))
 
 
 def test_one_call_from_a_trace_to_a_widget():

@@ -87,3 +87,25 @@ def test_an_unknown_folder_and_family_are_refused(workbench, folder):
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama9"}))
     ended = workbench("model", "inspect", folder)
     assert ended.code in (1, 2) and "llama9" in ended.err and ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model", "inspect", ""),
+        ("model", "verify", ""),
+        ("generate", "x", "--model", ""),
+        ("explain", "x", "--token", "0", "--layer", "0", "--model", ""),
+        ("trace", "record", "NEW", "--model", ""),
+        ("start", "--no-lab", "--seconds", "1", "--model", ""),
+        ("drill", "run", "hot-expert", "--state", "NEW", "--model", ""),
+        ("drill", "run", "hot-expert", "--rehearse", "none", "--model", ""),
+        ("bench", "startup", "--model", ""),
+    ],
+)
+def test_an_empty_name_is_refused_wherever_a_model_is_named(workbench, tmp_path, words):
+    ended = workbench(*(tmp_path / "new" if word == "NEW" else word for word in words))
+    assert ended.code == 2 and ended.out == "", ended
+    last = ended.err.splitlines()[-1]
+    assert last.startswith("workbench: model ('') must be") and "polyglot-moe" in last
+    assert not (tmp_path / "new").is_file()

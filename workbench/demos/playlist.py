@@ -6,16 +6,14 @@ arguments, what a view needs) is checked here; an unknown word names the nearest
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, MachineError, nearest
+from engine.errors import ConfigError, nearest
 from workbench import paths
+from workbench.schema import call_faults, read_yaml, schema_faults
 
 VIEWS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "text": (frozenset(), frozenset()),
@@ -121,12 +119,7 @@ def read(path: Path) -> Playlist:
     Raises:
         ConfigError: it cannot be read, breaks the schema, or names something that does not exist.
     """
-    yaml = _library("yaml")
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
-        raise ConfigError(f"{path.name} cannot be read: {wrong}.") from None
-    playlist = parse(raw, path.name)
+    playlist = parse(read_yaml(path), path.name)
     if playlist.id != path.stem:
         raise ConfigError(f"{path.name}: id ({playlist.id}) must be the file's name, {path.stem}.")
     return playlist
@@ -138,7 +131,7 @@ def parse(raw: Any, file: str) -> Playlist:
     Raises:
         ConfigError: the contents break a rule; the message names file, place and rule.
     """
-    for message in _schema_faults(raw):
+    for message in schema_faults(raw, folder() / "schema.json"):
         raise ConfigError(f"{file}: {message}")
     playlist = Playlist(
         id=raw["id"],
@@ -174,21 +167,6 @@ def _expect(raw: Mapping[str, Any]) -> Expect:
     return Expect(raw["name"], raw["measure"], arguments, low, high, raw["within_s"])
 
 
-def _schema_faults(raw: Any) -> Iterator[str]:
-    """Yield what breaks the schema, one sentence each."""
-    jsonschema = _library("jsonschema")
-    schema = json.loads((folder() / "schema.json").read_text(encoding="utf-8"))
-    validator = jsonschema.Draft202012Validator(schema)
-    for error in sorted(validator.iter_errors(raw), key=lambda error: error.json_path):
-        place = error.json_path.removeprefix("$").removeprefix(".") or "the file"
-        if error.validator == "additionalProperties":
-            known = list(error.schema["properties"])
-            for key in sorted(set(map(str, error.instance)) - set(known)):
-                yield f"{place}: unknown key {key!r}{nearest(key, known)}"
-        else:
-            yield f"{place}: {error.message}."
-
-
 def _faults(playlist: Playlist) -> Iterator[str]:
     """Yield what the schema cannot see, one sentence each."""
     from workbench.demos.actions import ACTIONS
@@ -200,11 +178,11 @@ def _faults(playlist: Playlist) -> Iterator[str]:
     for step in playlist.steps:
         yield from (f"step {step.id}: {fault}" for fault in _view_faults(step.view))
         for action in step.actions:
-            faults = _call_faults("action", action.name, action.arguments, ACTIONS)
+            faults = call_faults("action", action.name, action.arguments, ACTIONS)
             yield from (f"step {step.id}: {fault}" for fault in faults)
         for expect in step.expect:
             known = {name: measure.take for name, measure in MEASURES.items()}
-            faults = _call_faults("measure", expect.measure, expect.arguments, known)
+            faults = call_faults("measure", expect.measure, expect.arguments, known)
             yield from (f"step {step.id}: {fault}" for fault in faults)
             if expect.low > expect.high:
                 yield f"step {step.id}: the range of {expect.name!r} must ascend."
@@ -217,36 +195,3 @@ def _view_faults(view: Mapping[str, Any]) -> Iterator[str]:
         yield f"a view of kind {view['kind']} needs {key!r}."
     for key in sorted(given - needed - allowed):
         yield f"a view of kind {view['kind']} has no {key!r}{nearest(key, needed | allowed)}"
-
-
-def _call_faults(
-    kind: str, name: str, arguments: Mapping[str, Any], known: Mapping[str, Callable[..., Any]]
-) -> Iterator[str]:
-    """Yield what is wrong with a call; its first argument comes from the frame."""
-    if name not in known:
-        yield f"unknown {kind} {name!r}{nearest(name, known)} known: {', '.join(known)}."
-        return
-    signature = inspect.signature(known[name])
-    parameters = list(signature.parameters)[1:]
-    for argument in arguments:
-        if argument not in parameters:
-            yield f"{kind} {name}: unknown argument {argument!r}{nearest(argument, parameters)}"
-            return
-    try:
-        signature.bind(None, **arguments)
-    except TypeError as wrong:
-        yield f"{kind} {name}: {wrong}."
-
-
-def _library(name: str) -> Any:
-    """Import a library of the extra `ui`.
-
-    Raises:
-        MachineError: it is missing.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MachineError(
-            f"demos need {name}; install the extra with `pip install -e '.[ui]'`."
-        ) from None

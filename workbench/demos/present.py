@@ -5,24 +5,22 @@ of the telemetry carries it as the fact `demo`, so that whoever comes late is on
 once. The other way goes one control message that moves on, and it needs the presenter's key; a page
 that lacks the key can look and not drive. The dashboard is a child by command.
 
-    demo          {key, to}    enter a step
-    demo_exhibit  {}           what the token stepper shows in this step, as JSON
-    watch         {text?}      add one request whose decisions are recorded in full
-    window        {}           the recent past
+    demo          {key, to}                     enter a step
+    demo_focus    {key, token, layer, stage}    lead the stepper of this step: places, and a stage
+    demo_exhibit  {}                            what that stepper shows, as JSON
+    watch         {text?}                       add one request that is recorded in full
+    window        {}                            the recent past
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
 import os
 import secrets
-import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -30,11 +28,12 @@ from engine.errors import MachineError, RequestError
 from engine.runtime.telemetry import Telemetry
 from workbench import paths
 from workbench.actions import MAX_TEXT
+from workbench.dashboard import dashboard_process, require_packages, when_it_answers
 from workbench.demos.player import RUNNING, Player, opened
 from workbench.demos.playlist import Playlist
 from workbench.desk import Desk
-from workbench.lifecycle import Child, own_identity, python_command
-from workbench.start import READY_S, require_packages
+from workbench.lifecycle import Child
+from workbench.widgets.steps import STAGES
 from workbench.window import Window
 
 _LOOK_EVERY_S = 0.5
@@ -50,11 +49,13 @@ class Presentation:
         self._playlist, self._telemetry, self._key = playlist, telemetry, key
         self._told = -1
         self._exhibit = ""
+        self._focus: Detail | None = None
         self._telemetry.note(demo=self._facts())
 
     def serve(self, desk: Desk) -> None:
         """Let the desk know what may be asked."""
         desk.handle("demo", self.drive)
+        desk.handle("demo_focus", self.lead)
         desk.handle("watch", self.watch)
         desk.handle("demo_exhibit", lambda detail: {"state": self._exhibit}, aside=True)
 
@@ -64,16 +65,36 @@ class Presentation:
         Raises:
             RequestError: the key is wrong, the demo is not ready, or there is no such step.
         """
-        key, to = detail.get("key"), detail.get("to")
-        if not isinstance(key, str) or not hmac.compare_digest(key.encode(), self._key.encode()):
-            raise RequestError("only the presenter can move the demo on.")
-        if self.player is None:
-            raise RequestError("the demo is not ready yet; try again in a moment.")
+        player, to = self._led(detail), detail.get("to")
         if type(to) is not int:
             raise RequestError(f"to ({to!r}) must be the place of a step, a whole number from 0.")
-        self.player.go(to)
+        player.go(to)
+        self._focus = None
         self.tell()
-        return {"at": self.player.at}
+        return {"at": player.at}
+
+    def lead(self, detail: Detail) -> Detail:
+        """Point at a token, a layer and a stage of what the stepper shows, for all who follow.
+
+        Raises:
+            RequestError: the key is wrong, there is no stepper yet, or nothing is there.
+        """
+        player = self._led(detail)
+        if player.exhibit is None:
+            raise RequestError("there is nothing to step through yet; try again in a moment.")
+        places = {"token": len(player.exhibit["tokens"]),
+                  "layer": len(player.exhibit["engine"]["layers"])}  # fmt: skip
+        for name, count in places.items():
+            value = detail.get(name)
+            if type(value) is not int or not 0 <= value < count:
+                raise RequestError(f"{name} ({value!r}) must be a place from 0 to {count - 1}.")
+        if detail.get("stage") not in STAGES:
+            raise RequestError(
+                f"stage ({detail.get('stage')!r}) must be one of {', '.join(STAGES)}."
+            )
+        self._focus = {name: detail[name] for name in ("token", "layer", "stage")}
+        self._telemetry.note(demo=self._facts())
+        return self._focus
 
     def watch(self, detail: Detail) -> Detail:
         """Take a request of somebody who explores the page Step.
@@ -87,6 +108,15 @@ class Presentation:
         if text is not None and not (isinstance(text, str) and 0 < len(text) <= MAX_TEXT):
             raise RequestError(f"a text must have 1 to {MAX_TEXT} characters.")
         return {"request_id": self.player.traffic.watch(self.player.engine, text)}
+
+    def _led(self, detail: Detail) -> Player:
+        """Return the player for who has the presenter's key."""
+        key = detail.get("key")
+        if not isinstance(key, str) or not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise RequestError("only the presenter can move the demo on.")
+        if self.player is None:
+            raise RequestError("the demo is not ready yet; try again in a moment.")
+        return self.player
 
     def tell(self) -> None:
         """Put the newest state into the frames; cheap when nothing has changed."""
@@ -105,6 +135,7 @@ class Presentation:
             "at": player.at if player else -1,
             "visit": player.visit if player else 0,
             "exhibit": bool(self._exhibit),
+            "focus": self._focus,
             "done": player.done if player else [],
             "checks": [check.report for check in player.checks] if player else [],
         }
@@ -140,8 +171,13 @@ def present(
         telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
         presentation = Presentation(playlist, telemetry, key)
         presentation.serve(desk)
-        child = stack.enter_context(_dashboard(telemetry, port))
-        _announce(child, key, ready)
+        child = stack.enter_context(dashboard_process(telemetry, port))
+
+        def announce(url: str) -> None:
+            ready({"presenter_url": f"{url}?key={key}", "viewer_url": url, "pid": os.getpid(),
+                   "dashboard_pid": child.pid})  # fmt: skip
+
+        when_it_answers(child, announce, page="demo")
         window = Window()
         desk.handle("window", window.packed, aside=True)
         player = stack.enter_context(
@@ -165,36 +201,3 @@ def _loop(player: Player, presentation: Presentation, desk: Desk, child: Child) 
             look_at = now + _LOOK_EVERY_S
             if not child.alive():
                 raise MachineError(child.epitaph())
-
-
-@contextlib.contextmanager
-def _dashboard(telemetry: Telemetry, port: int) -> Iterator[Child]:
-    """Start the dashboard's process; end it however the block ends."""
-    host, stream_port = telemetry.address
-    command = python_command(
-        "dashboards",
-        f"--address={host}:{stream_port}",
-        "--key-file=-",
-        f"--port={port}",
-        f"--parent={own_identity()}",
-    )
-    child = Child("dashboard", command, first_line=telemetry.key.hex(), folder=paths.root())
-    try:
-        yield child
-    finally:
-        child.stop()
-
-
-def _announce(child: Child, key: str, ready: Callable[[Detail], None]) -> None:
-    """Tell the links once the page answers; on a thread, while the engine loads."""
-
-    def wait() -> None:
-        # A child that ends or stays silent is told by the loop, which looks at it.
-        with contextlib.suppress(MachineError, OSError):
-            url = f"{child.report(READY_S)['url']}demo"
-            with urllib.request.urlopen(url, timeout=READY_S) as answer:
-                answer.read()
-            ready({"presenter_url": f"{url}?key={key}", "viewer_url": url, "pid": os.getpid(),
-                   "dashboard_pid": child.pid})  # fmt: skip
-
-    threading.Thread(target=wait, name="announce", daemon=True).start()

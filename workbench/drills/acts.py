@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, RoutingError, nearest
-from engine.routing.placement import contiguous, filled, replicated
+from engine.routing.balance import replicated
+from engine.routing.placement import contiguous, filled
 from engine.routing.table import RoutingTable
 from engine.runtime.control import Control
 from workbench.trace.trace import Trace

@@ -187,12 +187,10 @@ def _torn(new: RoutingTable, old: RoutingTable, stale: Any) -> RoutingTable:
     writer would that is read in the middle.
     """
     torn = copy.copy(new)
-    log2phy, choice_LGE = new.log2phy.copy(), new.choice_LGE.clone()
+    log2phy = new.log2phy.copy()
     log2phy[stale] = old.log2phy[stale]
-    choice_LGE[stale.tolist()] = old.choice_LGE[stale.tolist()]
     log2phy.setflags(write=False)
     object.__setattr__(torn, "log2phy", log2phy)
-    object.__setattr__(torn, "choice_LGE", choice_LGE)
     object.__setattr__(torn, "is_identity", False)
     return torn
 

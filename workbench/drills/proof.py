@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-from engine.routing.policy import RoutingPolicy
-from engine.routing.table import RoutingTable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine import Engine
+    from engine.routing.policy import RoutingPolicy
+    from engine.routing.table import RoutingTable
 
 
 def hashes(engine: Engine) -> dict[str, str]:
@@ -21,12 +21,20 @@ def hashes(engine: Engine) -> dict[str, str]:
     }
 
 
+def compared(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+    """Return `restored`, and by name both `hashes` and whether they are equal."""
+    parts = {
+        name: {"before": before[name], "after": digest, "equal": before[name] == digest}
+        for name, digest in after.items()
+    }
+    return {"restored": all(part["equal"] for part in parts.values()), "hashes": parts}
+
+
 def table_contents(table: RoutingTable) -> str:
     """Hash what a table says without its version, which only ever rises; a torn one differs."""
     digest = hashlib.sha256()
     for array in (table.phy2log, table.log2phy, table.num_replicas, table.rank_of_phy):
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    digest.update(table.choice_LGE.numpy().tobytes())
     return digest.hexdigest()
 
 

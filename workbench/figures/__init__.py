@@ -16,9 +16,9 @@ from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
 from workbench.figures.stages import stage_times, stage_totals
-from workbench.figures.theme import THEMES
 from workbench.figures.tokens import token_experts
 from workbench.figures.traffic import device_traffic
+from workbench.theme import THEMES
 
 __all__ = [
     "THEMES",

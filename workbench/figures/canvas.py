@@ -11,7 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.figures import theme as themes
+from workbench import theme as themes
+from workbench.figures.template import template
 
 Line = dict[str, Any]
 """One line of a table, values by column."""
@@ -66,7 +67,7 @@ def sheet(
         font={"size": 14, "color": own["text"]}, xanchor="left", yanchor="bottom"
     )
     figure.update_layout(
-        template=themes.template(theme),
+        template=template(theme),
         height=height,
         margin={"t": head},
         title={"text": title, "subtitle": {"text": f"{subtitle}<br>{below}"}},

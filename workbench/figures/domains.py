@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.figures import theme as themes
+from workbench import theme as themes
 from workbench.figures.canvas import (
     Line,
     chosen_layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.figures import theme as themes
+from workbench import theme as themes
 from workbench.figures.canvas import FOOT, HEAD, milliseconds, percent, records, sheet, whole
 from workbench.views.stages import STAGE_FORMULA
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.figures import theme as themes
+from workbench import theme as themes
 from workbench.figures.canvas import Line, chosen_layers, heat, panels, records, visible
 
 MAX_TOKENS = 64

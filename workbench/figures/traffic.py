@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from engine.errors import ConfigError
-from workbench.figures import theme as themes
+from workbench import theme as themes
 from workbench.figures.canvas import (
     Line,
     chosen_layers,

@@ -20,9 +20,9 @@ import pandas as pd
 
 from engine.errors import RequestError
 from workbench import widgets
-from workbench.figures.theme import domain_name, domain_order
 from workbench.lessons.note import Note
 from workbench.lessons.small import Labelled, Run, SmallEngine
+from workbench.theme import domain_name, domain_order
 from workbench.trace import Trace
 from workbench.views.rows import count_ids
 

@@ -1,12 +1,15 @@
 """Made-up events in the shape of real ones: for tests of everything that reads events.
 
 The numbers obey the laws of a real run (K distinct experts per row and layer, weights that sum to
-1, one row per token and position) and mean nothing else.
+1, one row per token and position) and mean nothing else. `run` yields a whole run; a
+`SyntheticEngine` goes on for ever, for work on the screens.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +22,10 @@ from engine.events import (
     StepEvent,
     TextEvent,
 )
+
+DOMAINS = ("en", "de", "fr", "code", "math")
+_WORDS = "the router sends each token to two of eight experts and adds what comes back ".split()
+_STAGE_MS = (0.1, 0.2, 2.4, 0.5, 0.08, 0.05, 0.14, 3.1, 0.6, 0.7, 0.3, 0.2)
 
 
 def start_event(*, layers: int = 4, experts: int = 8, top_k: int = 2) -> StartEvent:
@@ -125,3 +132,65 @@ def run(start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0) -> 
             yield TextEvent(request, "en", f" w{step}", step + 1, step == steps - 1, after)
     for request in range(rows):
         yield RequestEvent(request, "finished", "en", after, finish_reason="length")
+
+
+class SyntheticEngine:
+    """Yields the events of an engine that keeps `running` requests going.
+
+    Every domain has a taste of its own, so that a map has something to show.
+    """
+
+    def __init__(
+        self, *, layers: int = 4, experts: int = 8, top_k: int = 2, running: int = 6, seed: int = 0
+    ) -> None:
+        self._start = start_event(layers=layers, experts=experts, top_k=top_k)
+        self._rng = np.random.default_rng(seed)
+        self._taste = self._rng.dirichlet(np.full(experts, 0.6), (len(DOMAINS), layers))
+        self._tokens = dict.fromkeys(range(running), 0)
+        self._next_id = running
+        self._step = 0
+
+    def start(self, time_s: float | None = None) -> list[Event]:
+        """Return what a real engine says first: what it is, and its first requests."""
+        now = time.time() if time_s is None else time_s
+        return [replace(self._start, time_s=now), *(self._added(n, now) for n in self._tokens)]
+
+    def step(self, time_s: float | None = None) -> Iterator[Event]:
+        """Yield the events of one step, one new token for every request."""
+        now = time.time() if time_s is None else time_s
+        request_ids = np.array(list(self._tokens), np.int64)
+        # The Gumbel trick: the K largest of log p + noise are K draws without replacement.
+        taste_TLE = self._taste[request_ids % len(DOMAINS)]
+        scores_TLE = np.log(taste_TLE + 1e-9) + self._rng.gumbel(size=taste_TLE.shape)
+        ids_TLK = np.argsort(-scores_TLE, axis=-1)[..., : self._start.top_k].astype(np.int16)
+        wobble = float(self._rng.uniform(0.9, 1.2))
+        self._step += 1
+        yield replace(
+            step_event(self._start, self._step, len(request_ids)),
+            time_s=now,
+            duration_ms=sum(_STAGE_MS) * wobble,
+            request_ids=request_ids,
+            positions=np.array(list(self._tokens.values()), np.int32),
+            topk_ids=ids_TLK,
+            phy_ids=ids_TLK,
+            stage_ms={stage: ms * wobble for stage, ms in zip(STAGES, _STAGE_MS, strict=True)},
+        )
+        for request_id in list(self._tokens):
+            yield from self._token(request_id, now)
+
+    def _token(self, request_id: int, now: float) -> Iterator[Event]:
+        self._tokens[request_id] += 1
+        count, label = self._tokens[request_id], DOMAINS[request_id % len(DOMAINS)]
+        finished = count >= 40 + 7 * (request_id % 5)
+        word = _WORDS[(count + request_id) % len(_WORDS)] + " "
+        yield TextEvent(request_id, label, word, count, finished, now)
+        if finished:
+            del self._tokens[request_id]
+            yield RequestEvent(request_id, "finished", label, now, finish_reason="length")
+            self._tokens[self._next_id] = 0
+            yield self._added(self._next_id, now)
+            self._next_id += 1
+
+    def _added(self, request_id: int, now: float) -> Event:
+        label = DOMAINS[request_id % len(DOMAINS)]
+        return RequestEvent(request_id, "added", label, now, prompt_token_ids=(1, 2, 3))

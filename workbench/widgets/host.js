@@ -2,56 +2,6 @@
 // Joined in front of live_map.js and token_stepper.js by module.py, so that each of them reaches
 // the browser as one ES module that runs unchanged in JupyterLab (anywidget) and in Panel.
 
-// Colours of 0, 1, 2, 3 and 4 quarters of a map's scale. The first is near the surface: idle is
-// not hot. Mixed in OKLab, where equal steps look equal (B. Ottosson, 2020).
-const STOPS = {
-  light: ["#f3f3f0", "#a9d4d8", "#429fac", "#116c7a", "#07353f"],
-  dark: ["#1b2024", "#1e525c", "#2f97a5", "#82d5de", "#e6faf9"],
-};
-
-const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
-const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const gamma = (c) => (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
-
-function oklab(hex) {
-  const [r, g, b] = rgb(hex).map(linear);
-  const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
-  const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
-  const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);
-  return [
-    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
-  ];
-}
-
-function srgb([L, a, b]) {
-  const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  return [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ].map((c) => Math.round(255 * gamma(Math.min(1, Math.max(0, c)))));
-}
-
-// The colours of 0 .. size - 1 as [r, g, b], evenly spaced over the scale.
-function palette(theme, size) {
-  const stops = STOPS[theme].map(oklab);
-  return Array.from({ length: size }, (_, n) => {
-    const at = (n / (size - 1)) * (stops.length - 1);
-    const k = Math.min(stops.length - 2, Math.floor(at));
-    return srgb(stops[k].map((value, c) => value + (at - k) * (stops[k + 1][c] - value)));
-  });
-}
-
-// Black or white, whichever reads better on the colour (WCAG 2).
-function inkOn([r, g, b]) {
-  const light = 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
-  return (light + 0.05) ** 2 > 0.05 * 1.05 ? "#020304" : "#ffffff";
-}
-
 // Hosts hand bytes over as a DataView, an ArrayBuffer or a typed array.
 function bytesOf(value) {
   if (value instanceof ArrayBuffer) return new DataView(value);

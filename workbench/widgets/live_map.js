@@ -155,7 +155,7 @@ function render({ model, el }) {
     });
     brush.putImageData(bits, 0, 0);
     if (shown.cells.includes(NO_DATA)) {
-      hatch ??= hatching(pen, style("--sunken"), style("--load-edge"));
+      hatch ??= hatching(pen, style("--sunken"), style("--edge"));
       pen.fillStyle = hatch;
       pen.fillRect(left, 0, width, height);
     }
@@ -187,7 +187,7 @@ function render({ model, el }) {
     pen.textBaseline = "middle";
     shown.cells.forEach((cell, at) => {
       const [r, c] = [Math.floor(at / columns), at % columns];
-      pen.fillStyle = cell === NO_DATA ? style("--muted") : inkOn(colours[cell]);
+      pen.fillStyle = cell === NO_DATA ? style("--muted") : INKS[root.dataset.theme][cell];
       pen.fillText(shortWord(cell), left + ((c + 0.5) * width) / columns, ((r + 0.5) * height) / rows + 1);
     });
   }
@@ -426,7 +426,7 @@ function render({ model, el }) {
   takeFrame();
   // Only now is the widget where its background can be seen.
   const look = followTheme(model, root, listen, () => {
-    colours = palette(root.dataset.theme, TOP + 1);
+    colours = PALETTES[root.dataset.theme].map(rgb);
     hatch = null;
     queue();
   });
@@ -467,6 +467,7 @@ function hatching(pen, ground, line) {
   return pen.createPattern(tile, "repeat");
 }
 
+const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const range = (count) => Array.from({ length: count }, (_, n) => n);
 
 export default { render };

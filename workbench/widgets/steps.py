@@ -143,7 +143,7 @@ def _rows_by_position(trace: Trace, request_id: int) -> list[tuple[int, int]]:
 
 
 def _decisions(trace: Trace, request_id: int) -> dict[int, dict[int, Decision]]:
-    """Return position -> index of the MoE layer -> decision, the first of each."""
+    """Return position -> layer -> decision, the first of each."""
     found: dict[int, dict[int, Decision]] = {}
     for decision in trace.decisions:
         if decision.request_id == request_id:
@@ -182,7 +182,7 @@ def _layers(
     before_LK = None if neighbour is None else columns["rows/topk_ids"][neighbour]
     layers = []
     for layer, ids_K in enumerate(ids_LK):
-        full = decisions.get(layer)
+        full = decisions.get(trace.start.moe_layers[layer])
         if full is not None:
             devices: list[int] | None = full.devices.tolist()
         else:

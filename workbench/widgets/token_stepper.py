@@ -13,102 +13,60 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from workbench.widgets.module import script, styles
+from workbench.widgets.hosts import Hosted, Prop, notebook_class, panel_class
 from workbench.widgets.steps import STAGES, State, state_json
+
+PROPS = {
+    "state": Prop("", "A stepper_state as JSON."),
+    "token": Prop(0, "Place of the token in focus."),
+    "layer": Prop(0, "Place of the layer in focus among the MoE layers."),
+    "stage": Prop(STAGES[0], "Stage in focus.", STAGES),
+    "view": Prop("picture", "How it is drawn.", ("picture", "table")),
+    "theme": Prop("auto", "Colours; auto asks the page.", ("auto", "light", "dark")),
+}
 
 
 def stepper_widget(state: State, **traits: Any) -> Any:
-    """Return a token stepper for a notebook: an anywidget with `load(state)`.
-
-    `token` is the place of the token in focus among `state["tokens"]`, `layer` that of the layer
-    among the MoE layers, `stage` one of `STAGES`; `view` is `picture` or `table`, `theme` is
-    `auto`, `light` or `dark`.
-    """
-    return anywidget_class()(state, **traits)
-
-
-def stepper_pane(state: State, **params: Any) -> Any:
-    """Return a token stepper for a Panel page, with the properties of `stepper_widget`."""
-    return panel_class()(state, **params)
-
-
-@cache
-def anywidget_class() -> Any:
-    """Return the anywidget's class; needs anywidget.
+    """Return a token stepper for a notebook: an anywidget with `load(state)` and `PROPS`.
 
     Raises:
         ImportError: anywidget is not installed; `pip install 'tokenrouter-workbench[ui]'`.
     """
-    import anywidget
-    import traitlets
-
-    class TokenStepper(anywidget.AnyWidget):
-        """One request's text and each token's way through the layers."""
-
-        _esm = script("token_stepper")
-        _css = styles("token_stepper")
-
-        state = traitlets.Unicode("").tag(sync=True)
-        token = traitlets.Int(0).tag(sync=True)
-        layer = traitlets.Int(0).tag(sync=True)
-        stage = traitlets.Enum(STAGES, STAGES[0]).tag(sync=True)
-        view = traitlets.Enum(["picture", "table"], "picture").tag(sync=True)
-        theme = traitlets.Enum(["auto", "light", "dark"], "auto").tag(sync=True)
-
-        def __init__(self, state: State, **traits: Any) -> None:
-            focus = {"token": first_full(state), **traits}
-            super().__init__(state=state_json(state), **focus)
-
-        def load(self, state: State) -> None:
-            """Show another request, from its first fully recorded token."""
-            with self.hold_sync():
-                self.state = state_json(state)
-                self.token, self.layer, self.stage = first_full(state), 0, STAGES[0]
-
-    return TokenStepper
+    return in_notebook()(state, **traits)
 
 
-@cache
-def panel_class() -> Any:
-    """Return the Panel component's class; needs panel.
+def stepper_pane(state: State, **params: Any) -> Any:
+    """Return a token stepper for a Panel page: a component with `load(state)` and `PROPS`.
 
     Raises:
         ImportError: panel is not installed; `pip install 'tokenrouter-workbench[ui]'`.
     """
-    import param
-    from panel.custom import AnyWidgetComponent
+    return on_page()(state, **params)
 
-    class TokenStepper(AnyWidgetComponent):
-        """One request's text and each token's way through the layers."""
 
-        _esm = script("token_stepper")
-        _stylesheets = [styles("token_stepper")]
+class TokenStepper(Hosted):
+    """One request's text and each token's way through the layers."""
 
-        state = param.String(default="", doc="A stepper_state as JSON.")
-        token = param.Integer(default=0, doc="Place of the token in focus.")
-        layer = param.Integer(default=0, doc="Place of the layer in focus among the MoE layers.")
-        stage: Any = param.Selector(default=STAGES[0], objects=list(STAGES), doc="Stage in focus.")
-        view: Any = param.Selector(default="picture", objects=["picture", "table"])
-        theme: Any = param.Selector(default="auto", objects=["auto", "light", "dark"])
+    def __init__(self, state: State, **props: Any) -> None:
+        """Show a request from its first fully recorded token."""
+        first = {"state": state_json(state), "token": first_full(state)}
+        super().__init__(**{**first, **props})
 
-        def __init__(self, state: State, **params: Any) -> None:
-            super().__init__(  # type: ignore[no-untyped-call]
-                state=state_json(state),
-                **{
-                    "token": first_full(state),
-                    "sizing_mode": "stretch_width",
-                    "margin": 0,
-                    **params,
-                },
-            )
+    def load(self, state: State) -> None:
+        """Show another request, from its first fully recorded token."""
+        self.put(state=state_json(state), token=first_full(state), layer=0, stage=STAGES[0])
 
-        def load(self, state: State) -> None:
-            """Show another request, from its first fully recorded token."""
-            self.param.update(
-                state=state_json(state), token=first_full(state), layer=0, stage=STAGES[0]
-            )
 
-    return TokenStepper
+@cache
+def in_notebook() -> Any:
+    """Return the anywidget's class."""
+    return notebook_class(TokenStepper, "token_stepper", PROPS)
+
+
+@cache
+def on_page() -> Any:
+    """Return the Panel component's class."""
+    return panel_class(TokenStepper, "token_stepper", PROPS)
 
 
 def first_full(state: State) -> int:

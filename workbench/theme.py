@@ -1,15 +1,14 @@
-"""How figures look: light and dark, colours for colour-blind readers too, one table of states.
+"""How everything looks: light and dark, one scale of load, one table of states, names of domains.
 
-Colour is never the only signal: a state has a symbol and a word, a domain a marker, a cell of a map
-its number. Nothing here names a resource outside the figure; fonts are the reader's own.
+The live page, the widgets and the figures take their colours and symbols from here and nowhere
+else. Colour is never the only signal: a state has a symbol and a word, a domain a marker, a cell
+of a map its number. Fonts are the reader's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import plotly.graph_objects as go
 
 from engine.errors import ConfigError
 
@@ -19,12 +18,16 @@ FONT = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', 'Noto Sans CJK SC', sans-se
 
 COLOURS: dict[str, dict[str, str]] = {
     "light": {
+        "ground": "#f6f6f3",
         "surface": "#ffffff",
         "sunken": "#efefeb",
         "line": "#e3e3dd",
+        "edge": "#d5d5ce",
         "text": "#17191c",
         "muted": "#5d6268",
         "accent": "#0b6e7d",
+        "accent-soft": "#d9ecee",
+        "on-accent": "#ffffff",
         "good": "#0b6e7d",
         "warn": "#9a5b00",
         "bad": "#b3261e",
@@ -33,12 +36,16 @@ COLOURS: dict[str, dict[str, str]] = {
         "routing": "#0b6e7d",
     },
     "dark": {
+        "ground": "#0e1113",
         "surface": "#161a1d",
         "sunken": "#1e2327",
         "line": "#2a3035",
+        "edge": "#3a4247",
         "text": "#eceff1",
         "muted": "#9aa4ab",
         "accent": "#56c2d0",
+        "accent-soft": "#17363b",
+        "on-accent": "#04171a",
         "good": "#56c2d0",
         "warn": "#e0a33e",
         "bad": "#f0857d",
@@ -47,16 +54,17 @@ COLOURS: dict[str, dict[str, str]] = {
         "routing": "#56c2d0",
     },
 }
-"""Roles to colours, the same as on the live page."""
+"""Roles to colours. Words keep a contrast of at least 4.5 to `ground` and `surface` in both."""
 
 LOAD_STOPS: dict[str, tuple[str, ...]] = {
     "light": ("#f3f3f0", "#a9d4d8", "#429fac", "#116c7a", "#07353f"),
     "dark": ("#1b2024", "#1e525c", "#2f97a5", "#82d5de", "#e6faf9"),
 }
-"""Evenly spaced colours of a scale from nothing to much. Nothing is close to the surface."""
+"""Evenly spaced colours of a scale from nothing to much. Nothing is near the surface: idle is not
+hot."""
 
 LOAD_TOP = 4.0
-"""The top of the load scale, in multiples of the uniform share; more is drawn the same."""
+"""The top of the load scale, in multiples of the fair share; more is drawn the same."""
 
 PALETTE: dict[str, tuple[str, ...]] = {
     "light": (
@@ -120,23 +128,45 @@ class State:
     """A role of `COLOURS`."""
     symbol: str
     word: str
-    marker: str
-    """The name of the symbol in a plotly figure."""
+    marker: str = ""
+    """The name of the symbol in a plotly figure, for states that are drawn there."""
 
 
 STATES: dict[str, State] = {
+    # the routing overhead, by the marks of `views.MARKS`
     "within": State("good", "✓", "within 5 %", "circle"),
     "watch": State("warn", "▲", "above 5 %: watch it", "triangle-up"),
     "redesign": State("bad", "■", "above 10 %: rebuild the router", "square"),
     "unknown": State("muted", "–", "not known", "x-thin-open"),
+    # kinds of stages
     "routing": State("routing", "◆", "routing", "diamond"),
     "compute": State("compute", "●", "computing", "circle"),
     "rest": State("rest", "○", "the rest", "circle-open"),
+    # where numbers come from
     "measured": State("good", "●", "measured", "circle"),
     "recorded": State("muted", "▣", "recorded", "square"),
     "modelled": State("warn", "◇", "modelled", "diamond-open"),
+    # a source of the live page
+    "connecting": State("muted", "◌", "Connecting"),
+    "loading": State("muted", "◌", "Loading the model"),
+    "live": State("good", "●", "Live"),
+    "idle": State("muted", "○", "Idle"),
+    "paused": State("muted", "‖", "Traffic paused"),
+    "replay": State("good", "▶", "Recording"),
+    "held": State("muted", "‖", "Recording held"),
+    "stalled": State("warn", "▲", "Stalled"),
+    "gone": State("bad", "■", "Engine gone"),
+    "refused": State("bad", "■", "Refused"),
+    # a probe or a check of a drill
+    "pass": State("good", "✓", "pass"),
+    "fail": State("bad", "✗", "fail"),
+    "could not run": State("warn", "?", "could not run"),
+    # an expectation of a demo
+    "waiting": State("muted", "◌", "measuring"),
+    "holds": State("good", "✓", "as expected"),
+    "late": State("warn", "▲", "not as expected"),
 }
-"""The one table of states: overhead, kinds of stages, where numbers come from."""
+"""The one table of states for every view: key -> colour, symbol, word."""
 
 
 def colours(theme: str) -> dict[str, str]:
@@ -148,6 +178,14 @@ def colours(theme: str) -> dict[str, str]:
     if theme not in THEMES:
         raise ConfigError(f"theme ({theme!r}) must be one of {', '.join(THEMES)}.")
     return COLOURS[theme]
+
+
+def css_variables(theme: str) -> str:
+    """Return the theme as CSS declarations: a variable for each role, `--load` for the scale."""
+    declared = [f"--{role}: {colour};" for role, colour in colours(theme).items()]
+    stops = ", ".join(LOAD_STOPS[theme])
+    scale = f"--load: linear-gradient(90deg in oklab, {stops});"
+    return " ".join([*declared, scale, f"color-scheme: {theme};"])
 
 
 def state_colour(state: str, theme: str) -> str:
@@ -175,67 +213,14 @@ def domain_name(domain: str) -> str:
     return DOMAIN_NAMES.get(domain, domain or "unlabelled")
 
 
-def domain_order(domains: Any) -> list[str]:
+def domain_order(domains: Iterable[str]) -> list[str]:
     """Return the different domains: known ones in their order, then others by name."""
     known = list(DOMAIN_NAMES)
     return sorted(set(domains), key=lambda d: (known.index(d) if d in known else len(known), d))
 
 
 def load_scale(theme: str) -> list[tuple[float, str]]:
-    """Return the scale from nothing to much as a plotly colour scale."""
+    """Return the scale from nothing to much as stops from 0 to 1."""
     colours(theme)
     stops = LOAD_STOPS[theme]
     return [(at / (len(stops) - 1), colour) for at, colour in enumerate(stops)]
-
-
-def template(theme: str) -> go.layout.Template:
-    """Return the theme as a plotly template."""
-    own = colours(theme)
-    axis = {
-        "gridcolor": own["line"],
-        "zerolinecolor": own["line"],
-        "linecolor": own["line"],
-        "tickcolor": own["line"],
-        "tickfont": {"color": own["muted"], "size": 13},
-        "title": {"font": {"color": own["muted"], "size": 14}, "standoff": 10},
-        "automargin": True,
-        "zeroline": False,
-    }
-    return go.layout.Template(
-        layout={
-            "paper_bgcolor": own["surface"],
-            "plot_bgcolor": own["surface"],
-            "font": {"family": FONT, "size": 14, "color": own["text"]},
-            "colorway": list(PALETTE[theme]),
-            "xaxis": axis,
-            "yaxis": axis,
-            "title": {
-                "x": 0,
-                "xref": "paper",
-                "xanchor": "left",
-                "y": 1,
-                "yref": "container",
-                "yanchor": "top",
-                "pad": {"t": 22, "l": 0},
-                "font": {"size": 21, "color": own["text"], "weight": 600},
-                "subtitle": {"font": {"size": 14, "color": own["muted"]}},
-            },
-            "hoverlabel": {
-                "bgcolor": own["sunken"],
-                "bordercolor": own["line"],
-                "font": {"family": FONT, "size": 13, "color": own["text"]},
-                "align": "left",
-            },
-            "legend": {
-                "orientation": "h",
-                "x": 0,
-                "xanchor": "left",
-                "y": 1,
-                "yanchor": "bottom",
-                "font": {"color": own["muted"], "size": 13},
-                "bgcolor": "rgba(0,0,0,0)",
-            },
-            "margin": {"l": 72, "r": 32, "t": 126, "b": 64},
-            "hovermode": "closest",
-        }
-    )

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from workbench.figures import theme as themes
+from workbench import theme as themes
 
 # G. Machado, M. Oliveira, L. Fernandes (2009), severity 1, on linear RGB.
 EYES = {
@@ -74,7 +74,10 @@ def test_a_palette_of_red_and_green_is_caught():
 def test_words_and_marks_stand_out_from_the_surface(theme):
     own = themes.COLOURS[theme]
     for role in ("text", "muted", "accent", "good", "warn", "bad"):
-        assert contrast(own[role], own["surface"]) >= 4.5, role
+        for ground in ("ground", "surface"):
+            assert contrast(own[role], own[ground]) >= 4.5, (role, ground)
+    assert contrast(own["on-accent"], own["accent"]) >= 4.5
+    assert contrast(own["text"], own["accent-soft"]) >= 7
     for colour in themes.PALETTE[theme]:
         assert contrast(colour, own["surface"]) >= 3, colour
 
@@ -92,11 +95,14 @@ def test_every_state_has_a_symbol_a_word_and_a_role_of_its_own():
     for states in (
         ("within", "watch", "redesign", "unknown"),
         ("measured", "recorded", "modelled"),
+        ("routing", "compute", "rest"),
     ):
         shown = [themes.STATES[state] for state in states]
         assert len({look.symbol for look in shown}) == len({look.marker for look in shown})
         assert len({look.symbol for look in shown}) == len(states)
-    assert all(look.tone in themes.COLOURS["light"] for look in looks)
+    for states in (("pass", "fail", "could not run"), ("waiting", "holds", "late")):
+        assert len({themes.STATES[state].symbol for state in states}) == len(states)
+    assert all(look.symbol and look.tone in themes.COLOURS["light"] for look in looks)
     assert set(themes.COLOURS["light"]) == set(themes.COLOURS["dark"])
 
 
@@ -110,3 +116,10 @@ def test_categories_are_different_for_64_and_domains_keep_their_own():
 def test_known_domains_come_first_and_others_by_name():
     assert themes.domain_order(["b", "num", "", "de", "a", "de"]) == ["de", "num", "", "a", "b"]
     assert [themes.domain_name(d) for d in ("zh", "", "own")] == ["Chinese", "unlabelled", "own"]
+
+
+def test_a_style_sheet_has_every_role_and_the_scale():
+    for theme in themes.THEMES:
+        css = themes.css_variables(theme)
+        assert all(f"--{role}: {colour};" in css for role, colour in themes.COLOURS[theme].items())
+        assert ", ".join(themes.LOAD_STOPS[theme]) in css and f"color-scheme: {theme}" in css

@@ -1,0 +1,549 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""The experts' feed-forward over blocks of rows, in one launch for each of its two products.
+
+Rows are read through the permutation, so that the activations are never copied into padded groups.
+A thread block takes the rows of one block of one expert and a tile of its output channels; weights
+stand left and tokens right of the product (see `engine.kernels.gpu.tiles`). Where a block mixes
+number formats it is computed once in each and every row keeps its own; a block of one format, the
+usual case, is computed once. The routing weight is not applied here: it stays with combine.
+
+Waits for nothing and reads nothing back. Called by `engine.kernels.gpu.layer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import KernelError
+from engine.kernels import checks
+from engine.kernels.gpu.lang import INTERPRETED, narrow
+from engine.kernels.gpu.permute import BlockedPermutation
+from engine.kernels.gpu.quant import DTYPES, quantise_rows
+from engine.kernels.gpu.tiles import BLOCK_ROWS, SCHEMES, Tile, TileChoice, choose_tiles
+from engine.kernels.gpu.variant import Variant
+from engine.kernels.quant import FORMAT_ROWS, FORMATS, QuantisedExperts, QuantisedWeights
+
+_NATIVE_SCHEMES = ("native", "mixed_int8", "mixed_e4m3")
+_ONE_BYTE = {
+    "w8a8": "int8",
+    "w8a16": "int8",
+    "e4m3": "e4m3",
+    "mixed_int8": "int8",
+    "mixed_e4m3": "e4m3",
+}
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertStack:
+    """The weights of one layer's experts in the formats that a scheme needs."""
+
+    scheme: str
+    """One of `tiles.SCHEMES`."""
+    gate_up: Tensor | None = None
+    """(E, 2F, D) gate rows before up rows, in the rows' format; for `native` and `mixed_*`."""
+    down: Tensor | None = None
+    """(E, D, F)."""
+    quantised: QuantisedExperts | None = None
+    """The same weights in one byte each; for every scheme but `native`."""
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise KernelError(f"scheme ({self.scheme!r}) must be one of {', '.join(SCHEMES)}.")
+        if self.scheme in _NATIVE_SCHEMES:
+            if self.gate_up is None or self.down is None:
+                raise KernelError(f"scheme {self.scheme} needs gate_up and down; pass both.")
+            checks.experts(self.gate_up, self.down)
+            checks.contiguous("gate_up", self.gate_up)
+            checks.contiguous("down", self.down)
+        if self.scheme in _ONE_BYTE:
+            self._check_quantised(_ONE_BYTE[self.scheme])
+
+    def _check_quantised(self, name: str) -> None:
+        if self.quantised is None:
+            raise KernelError(f"scheme {self.scheme} needs quantised weights ({name}).")
+        gate_up, down = self.quantised.gate_up, self.quantised.down
+        checks.experts(gate_up.values, down.values)
+        for which, one in (("gate_up", gate_up), ("down", down)):
+            checks.one_of(f"quantised.{which}.values", one.values, (DTYPES[name],))
+            checks.contiguous(f"quantised.{which}.values", one.values)
+            because = f"its values {checks.describe(one.values)}"
+            checks.shape(
+                f"quantised.{which}.scales", one.scales, tuple(one.values.shape[:2]), because
+            )
+        if self.gate_up is not None:
+            because = f"gate_up {checks.describe(self.gate_up)}"
+            wanted = tuple(self.gate_up.shape)
+            checks.shape("quantised.gate_up.values", gate_up.values, wanted, because)
+
+    @property
+    def _any_gate_up(self) -> Tensor:
+        if self.gate_up is not None:
+            return self.gate_up
+        assert self.quantised is not None
+        return self.quantised.gate_up.values
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self._any_gate_up.shape[0]
+
+    @property
+    def inner(self) -> int:
+        """F."""
+        return self._any_gate_up.shape[1] // 2
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._any_gate_up.shape[2]
+
+
+class Scratch(NamedTuple):
+    """Memory of one layer's experts for N rows; what a scheme does not need is None."""
+
+    inner_NF: Tensor
+    """(N, F) what the gated product gives."""
+    out_ND: Tensor
+    """(N, D)."""
+    tokens: tuple[Tensor, Tensor] | None
+    """(T, D) and (T,): the tokens in one byte a value, and their scales."""
+    rows: tuple[Tensor, Tensor] | None
+    """(N, F) and (N,): the inner rows likewise."""
+
+
+def empty_scratch(
+    num_tokens: int, num_pairs: int, experts: ExpertStack, dtype: torch.dtype, device: Any
+) -> Scratch:
+    """Allocate what `grouped_mlp` needs for T tokens and N pairs."""
+
+    def empty(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def quantised(count: int, width: int) -> tuple[Tensor, Tensor] | None:
+        name = _row_format(experts.scheme)
+        if name is None:
+            return None
+        return empty(count, width, dtype=DTYPES[name]), empty(count, dtype=torch.float32)
+
+    return Scratch(
+        inner_NF=empty(num_pairs, experts.inner),
+        out_ND=empty(num_pairs, experts.width),
+        tokens=quantised(num_tokens, experts.width),
+        rows=quantised(num_pairs, experts.inner),
+    )
+
+
+def tiles_for(
+    experts: ExpertStack, dtype: torch.dtype, num_pairs: int, num_physical: int, device: Any
+) -> TileChoice:
+    """Choose tiles for N pairs over P experts."""
+    name = str(dtype).removeprefix("torch.")
+    rows = num_pairs / max(1, min(num_pairs, num_physical))
+    if torch.device(device).type != "cuda":
+        return choose_tiles(experts.scheme, name, rows)
+    gpu = torch.cuda.get_device_properties(device)
+    limit = getattr(gpu, "shared_memory_per_block_optin", gpu.shared_memory_per_block)
+    return choose_tiles(experts.scheme, name, rows, device=gpu.name, shared_limit_bytes=limit)
+
+
+def grouped_mlp(
+    x_TD: Tensor,
+    permutation: BlockedPermutation,
+    experts: ExpertStack,
+    *,
+    tiles: TileChoice,
+    formats_U: Tensor | None = None,
+    stack_of_P: Tensor | None = None,
+    scratch: Scratch | None = None,
+) -> Tensor:
+    """Run each token through each of its experts' SwiGLU: ``down(silu(gate(x)) * up(x))``.
+
+    Args:
+        x_TD: (T, D) the tokens, of any row stride.
+        permutation: of the tokens' ids, in blocks of `tiles.gate_up.tokens` rows.
+        experts: their weights.
+        tiles: of `tiles_for`.
+        formats_U: (U or more,) int8 on the device for the `mixed_*` schemes: the format
+            (`quant.NATIVE`, `INT8`, `E4M3`) of each unit of `permutation.format_rows` rows, units
+            of expert 0 first. Expert 0 with 20 rows and expert 1 with 3 have units of 16, 4 and 3
+            rows. Another format than the scheme's two counts as native.
+        stack_of_P: (P,) integers, where in the stack each physical expert's weights lie; P = E
+            and in order when None.
+        scratch: of `empty_scratch`, to work in.
+
+    Returns:
+        (N, D) in the format of `x_TD`, rows in the order of the permutation; those from R on are
+        not written.
+
+    Raises:
+        KernelError: an argument does not fit the others.
+    """
+    _check(x_TD, permutation, experts, tiles, formats_U, stack_of_P)
+    num_pairs = permutation.source_N.shape[0]
+    if scratch is None:
+        scratch = empty_scratch(x_TD.shape[0], num_pairs, experts, x_TD.dtype, x_TD.device)
+    if num_pairs == 0:
+        return scratch.out_ND
+    name, one_byte = _row_format(experts.scheme), experts.quantised
+    tokens = rows = None
+    if name is not None:
+        tokens = quantise_rows(x_TD, name, out=scratch.tokens)
+    _launch(
+        _Operands(x_TD, tokens, experts.gate_up, one_byte.gate_up if one_byte else None),
+        scratch.inner_NF, permutation, experts.scheme, tiles.gate_up, True, formats_U, stack_of_P,
+    )  # fmt: skip
+    if name is not None:
+        num_rows = permutation.num_rows
+        rows = quantise_rows(scratch.inner_NF, name, num_rows=num_rows, out=scratch.rows)
+    _launch(
+        _Operands(scratch.inner_NF, rows, experts.down, one_byte.down if one_byte else None),
+        scratch.out_ND, permutation, experts.scheme, tiles.down, False, formats_U, stack_of_P,
+    )  # fmt: skip
+    return scratch.out_ND
+
+
+def _row_format(scheme: str) -> str | None:
+    """Return the one-byte format that a scheme writes rows in, if any."""
+    return None if scheme == "w8a16" else _ONE_BYTE.get(scheme)
+
+
+def _check(
+    x_TD: Tensor,
+    permutation: BlockedPermutation,
+    experts: ExpertStack,
+    tiles: TileChoice,
+    formats_U: Tensor | None,
+    stack_of_P: Tensor | None,
+) -> None:
+    checks.rows("x_TD", x_TD, experts._any_gate_up)
+    checks.contiguous_rows("x_TD", x_TD)
+    if experts.gate_up is not None and experts.gate_up.dtype != x_TD.dtype:
+        raise KernelError(
+            f"x_TD is {checks.describe(x_TD)} but gate_up is {checks.describe(experts.gate_up)}; "
+            f"both need one format."
+        )
+    if permutation.block_rows != tiles.gate_up.tokens:
+        raise KernelError(
+            f"the permutation has blocks of {permutation.block_rows} rows but the tiles take "
+            f"{tiles.gate_up.tokens}; permute with block_rows={tiles.gate_up.tokens}."
+        )
+    if stack_of_P is not None:
+        because = "the permutation's experts"
+        checks.shape("stack_of_P", stack_of_P, (permutation.num_physical,), because)
+    elif permutation.num_physical != experts.num_experts:
+        raise KernelError(
+            f"the permutation is over {permutation.num_physical} experts but gate_up is "
+            f"{checks.describe(experts._any_gate_up)}; pass stack_of_P."
+        )
+    mixed = experts.scheme.startswith("mixed")
+    if mixed != (formats_U is not None):
+        does = "needs" if mixed else "takes no"
+        raise KernelError(f"scheme {experts.scheme} {does} formats_U.")
+    if formats_U is not None:
+        checks.one_of("formats_U", formats_U, (torch.int8,))
+        checks.contiguous("formats_U", formats_U)
+    checks.same_device(
+        x_TD=x_TD, offsets=permutation.offsets, formats_U=formats_U, stack_of_P=stack_of_P
+    )
+
+
+class _Operands(NamedTuple):
+    """The two sides of a product, in the rows' format and in one byte."""
+
+    rows: Tensor
+    one_byte_rows: tuple[Tensor, Tensor] | None
+    weights: Tensor | None
+    one_byte_weights: QuantisedWeights | None
+
+
+def _launch(
+    operands: _Operands,
+    out: Tensor,
+    permutation: BlockedPermutation,
+    scheme: str,
+    tile: Tile,
+    gated: bool,
+    formats_U: Tensor | None,
+    stack_of_P: Tensor | None,
+) -> None:
+    rows, one_byte_rows, weights, quantised = operands
+    native = scheme in _NATIVE_SCHEMES
+    values: Tensor | None = None
+    row_scales: Tensor | None = None
+    if one_byte_rows is not None:
+        values, row_scales = one_byte_rows
+    elif scheme == "w8a16":
+        values = rows
+    mixed = formats_U is not None
+    num_blocks, width = permutation.block_expert_B.shape[0], out.shape[1]
+    _grouped_product[(num_blocks * triton.cdiv(width, tile.features),)](
+        rows if native else None,
+        weights if native else None,
+        values,
+        row_scales,
+        quantised.values if quantised is not None else None,
+        quantised.scales if quantised is not None else None,
+        out,
+        permutation.source_N if gated else None,
+        permutation.offsets,
+        permutation.block_expert_B,
+        permutation.block_row_B,
+        permutation.block_unit_B if mixed else None,
+        formats_U,
+        stack_of_P,
+        num_blocks,
+        **_constants(
+            scheme, tile, gated, rows.shape[1], width, rows.stride(0), permutation.format_rows
+        ),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _constants(
+    scheme: str, tile: Tile, gated: bool, depth: int, width: int, stride: int, unit: int
+) -> dict[str, Any]:
+    """Return what the kernel is compiled for."""
+    return {
+        "DEPTH": depth,
+        "WIDTH": width,
+        "STRIDE": stride,
+        "VALUES_STRIDE": stride if scheme == "w8a16" else depth,
+        "GATED": gated,
+        "NATIVE": scheme in _NATIVE_SCHEMES,
+        "ONE_BYTE": scheme in _ONE_BYTE,
+        "FORMAT": FORMATS.get(_ONE_BYTE.get(scheme, ""), 0),
+        "UNIT": unit,
+        "TOKENS": tile.tokens,
+        "FEATURES": tile.features,
+        "TILE_DEPTH": tile.depth,
+        "GROUP": tile.group,
+    }
+
+
+@triton.jit
+def _grouped_product(
+    x_ptr, w_ptr, values_ptr, row_scales_ptr, w_values_ptr, w_scales_ptr, out_ptr,
+    source_ptr, offsets_ptr, block_expert_ptr, block_row_ptr, block_unit_ptr, formats_ptr,
+    stack_ptr, num_blocks,
+    DEPTH: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
+    GATED: tl.constexpr, NATIVE: tl.constexpr, ONE_BYTE: tl.constexpr,
+    FORMAT: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    TILE_DEPTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiply one block of rows with one tile of their expert's output channels."""
+    # 1. Which block and which channels: `GROUP` blocks walk over the channels together.
+    pid = tl.program_id(0)
+    tiles = tl.cdiv(WIDTH, FEATURES)
+    first = pid // (GROUP * tiles) * GROUP
+    size = tl.minimum(num_blocks - first, GROUP)
+    within = pid % (GROUP * tiles)
+    block = first + within % size
+    expert = tl.load(block_expert_ptr + block)
+    if expert < 0:
+        return
+    features = within // size * FEATURES + tl.arange(0, FEATURES)
+
+    # 2. Rows and channels. Those past the end repeat the last one, so that every load is of real
+    #    data and no value of the padding can reach a sum; they are not stored.
+    start = tl.load(block_row_ptr + block)
+    end = tl.load(offsets_ptr + expert + 1)
+    rows = start + tl.arange(0, TOKENS)
+    stored = (rows < end)[None, :] & (features < WIDTH)[:, None]
+    rows = tl.minimum(rows, end - 1)
+    source = rows
+    if source_ptr is not None:
+        source = tl.load(source_ptr + rows)
+    slot = expert.to(tl.int64)
+    if stack_ptr is not None:
+        slot = tl.load(stack_ptr + expert).to(tl.int64)
+    channels = tl.minimum(features, WIDTH - 1) + slot * (2 * WIDTH if GATED else WIDTH)
+    out_at = out_ptr + rows[None, :] * WIDTH + features[:, None]
+
+    # 3. One product, or one for each format that the block holds.
+    if NATIVE and ONE_BYTE:
+        unit = tl.load(block_unit_ptr + block) + ((rows - start) // UNIT).to(tl.int32)
+        other = tl.load(formats_ptr + unit) == FORMAT
+        num_other = tl.sum(other.to(tl.int32), axis=0)
+        if num_other < TOKENS:
+            gate, up = _accumulate(
+                x_ptr, w_ptr, source, channels, DEPTH, WIDTH, STRIDE, GATED, TOKENS, FEATURES,
+                TILE_DEPTH,
+            )  # fmt: skip
+            _finish(gate, up, out_at, stored & (other == 0)[None, :], GATED)
+        if num_other > 0:
+            gate, up = _accumulate(
+                values_ptr, w_values_ptr, source, channels, DEPTH, WIDTH, VALUES_STRIDE, GATED,
+                TOKENS, FEATURES, TILE_DEPTH,
+            )  # fmt: skip
+            gate, up = _scale(
+                gate, up, row_scales_ptr, w_scales_ptr, source, channels, WIDTH, GATED
+            )
+            _finish(gate, up, out_at, stored & other[None, :], GATED)
+    elif ONE_BYTE:
+        gate, up = _accumulate(
+            values_ptr, w_values_ptr, source, channels, DEPTH, WIDTH, VALUES_STRIDE, GATED, TOKENS,
+            FEATURES, TILE_DEPTH,
+        )  # fmt: skip
+        gate, up = _scale(gate, up, row_scales_ptr, w_scales_ptr, source, channels, WIDTH, GATED)
+        _finish(gate, up, out_at, stored, GATED)
+    else:
+        gate, up = _accumulate(
+            x_ptr, w_ptr, source, channels, DEPTH, WIDTH, STRIDE, GATED, TOKENS, FEATURES,
+            TILE_DEPTH,
+        )  # fmt: skip
+        _finish(gate, up, out_at, stored, GATED)
+
+
+@triton.jit
+def _accumulate(
+    x_ptr, w_ptr, source, channels,
+    DEPTH: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, GATED: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr, TILE_DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Return ``w[channels] @ x[source].T``, and with `GATED` that of the up channels.
+
+    int8 adds up in int32, all others in fp32; without `GATED` the second result is not used.
+    """
+    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    EVEN: tl.constexpr = DEPTH % TILE_DEPTH == 0
+    inner = tl.arange(0, TILE_DEPTH)
+    x_at = x_ptr + source[None, :] * STRIDE + inner[:, None]
+    gate_at = w_ptr + channels[:, None] * DEPTH + inner[None, :]
+    gate_sum = tl.zeros((FEATURES, TOKENS), SUM)
+    up_sum = tl.zeros((FEATURES, TOKENS), SUM)
+    for done in range(0, DEPTH, TILE_DEPTH):
+        if EVEN:
+            x, gate = tl.load(x_at), tl.load(gate_at)
+        else:
+            x = tl.load(x_at, mask=inner[:, None] < DEPTH - done, other=0.0)
+            gate = tl.load(gate_at, mask=inner[None, :] < DEPTH - done, other=0.0)
+        gate_sum = _dot(gate, x, gate_sum, TILE_DEPTH)
+        if GATED:
+            up_at = gate_at + WIDTH * DEPTH
+            if EVEN:
+                up = tl.load(up_at)
+            else:
+                up = tl.load(up_at, mask=inner[None, :] < DEPTH - done, other=0.0)
+            up_sum = _dot(up, x, up_sum, TILE_DEPTH)
+        x_at += TILE_DEPTH
+        gate_at += TILE_DEPTH
+    return gate_sum, up_sum
+
+
+@triton.jit
+def _dot(weights, x, total, TILE_DEPTH: tl.constexpr):
+    """Return ``total + weights @ x``; fp32 stays fp32 (the default would be tf32).
+
+    Tensor cores of sm_90 add e4m3 products up in 14 bits, so each tile's sum is added in fp32.
+    Source: DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
+    """
+    if x.dtype != tl.int8:
+        if INTERPRETED:
+            weights = weights.to(tl.float32)
+            x = x.to(tl.float32)
+        elif weights.dtype == tl.int8:
+            weights = weights.to(x.dtype)
+    return tl.dot(
+        weights, x, total, input_precision="ieee", max_num_imprecise_acc=TILE_DEPTH,
+        out_dtype=total.dtype,
+    )  # fmt: skip
+
+
+@triton.jit
+def _scale(
+    gate, up, row_scales_ptr, w_scales_ptr, source, channels,
+    WIDTH: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Multiply sums of one-byte values by their channels' and, where there are, rows' scales."""
+    gate = gate.to(tl.float32) * tl.load(w_scales_ptr + channels)[:, None]
+    if GATED:
+        up = up.to(tl.float32) * tl.load(w_scales_ptr + channels + WIDTH)[:, None]
+    if row_scales_ptr is not None:
+        scales = tl.load(row_scales_ptr + source)[None, :]
+        gate *= scales
+        if GATED:
+            up *= scales
+    return gate, up
+
+
+@triton.jit
+def _finish(gate, up, out_at, stored, GATED: tl.constexpr):
+    """Store the sums, or ``silu(gate) * up``, in the format of the output."""
+    out = gate
+    if GATED:
+        out = gate * tl.sigmoid(gate) * up
+    tl.store(out_at, narrow(out, out_at.dtype.scalar.element_ty), mask=stored)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Return what is compiled for a device: each scheme, block size, whole and masked widths.
+
+    bf16 in full, since its code and that of the one-byte formats is what runs; fp16 and fp32 for
+    the native scheme, whose code is the same but for the type.
+    """
+    whole, masked = (4096, 1536, ""), (2896, 1000, ".masked")
+    found: list[Variant] = []
+    for rows in BLOCK_ROWS:
+        for scheme in SCHEMES:
+            for shape in (whole, masked):
+                found += _both(scheme, "bfloat16", rows, *shape)
+        found += _both("native", "float16", rows, *whole)
+        found += _both("native", "float32", rows, *whole)
+    return tuple(found)
+
+
+def _both(
+    scheme: str, dtype: str, rows: int, width: int, inner: int, suffix: str
+) -> tuple[Variant, Variant]:
+    tiles, short = choose_tiles(scheme, dtype, rows), _SHORT[dtype]
+    return (
+        _variant(scheme, short, tiles.gate_up, True, width, inner, suffix),
+        _variant(scheme, short, tiles.down, False, inner, width, suffix),
+    )
+
+
+def _variant(
+    scheme: str, dtype: str, tile: Tile, gated: bool, depth: int, width: int, suffix: str
+) -> Variant:
+    native, one_byte = scheme in _NATIVE_SCHEMES, _ONE_BYTE.get(scheme)
+    mixed = native and one_byte is not None
+    row, value = f"*{dtype}", {"int8": "*i8", "e4m3": "*fp8e4nv", None: None}[one_byte]
+    types: dict[str, str | None] = {
+        "x_ptr": row if native else None,
+        "w_ptr": row if native else None,
+        "values_ptr": row if scheme == "w8a16" else value,
+        "row_scales_ptr": "*fp32" if _row_format(scheme) else None,
+        "w_values_ptr": value,
+        "w_scales_ptr": "*fp32" if one_byte else None,
+        "out_ptr": row,
+        "source_ptr": "*i64" if gated else None,
+        "offsets_ptr": "*i64",
+        "block_expert_ptr": "*i32",
+        "block_row_ptr": "*i64",
+        "block_unit_ptr": "*i32" if mixed else None,
+        "formats_ptr": "*i8" if mixed else None,
+        "stack_ptr": None,
+        "num_blocks": "i32",
+    }
+    constants = _constants(scheme, tile, gated, depth, width, depth, FORMAT_ROWS)
+    absent: dict[str, Any] = {name: None for name, kind in types.items() if kind is None}
+    operands = {"w8a8": "int8", "e4m3": "fp8"}.get(scheme, dtype)
+    return Variant(
+        name=f"{'gate_up' if gated else 'down'}.{scheme}.{dtype}.{tile}{suffix}",
+        kernel=_grouped_product,
+        signature={name: types.get(name) or "constexpr" for name in _grouped_product.arg_names},
+        constexprs=absent | constants,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        dtype=operands,
+        needs_tensor_cores=operands != "fp32",
+        min_capability=89 if one_byte == "e4m3" else 80,
+    )

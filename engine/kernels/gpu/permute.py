@@ -1,0 +1,399 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""Order (token, slot) pairs by expert and cut each expert's rows into blocks, on the device.
+
+Nothing is read back: what depends on the ids (how many rows, which blocks are in use) stays in
+device arrays of a size the host can bound. A pair's row is counted, never drawn from an atomic, so
+the order is the stable one of `engine.kernels.permute`, bit for bit. Called by
+`engine.kernels.gpu.layer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels import checks
+from engine.kernels.gpu.variant import Variant
+from engine.kernels.quant import FORMAT_ROWS
+
+QUADRATIC_PAIRS = 4096
+"""Up to here one launch compares every pair with every other; beyond, four count by chunks."""
+CHUNK = 128
+_TILE, _PLACE_TILE = 64, 32
+_BLOCK_TILE = 16
+_SCAN_ROWS, _SCAN_EXPERTS = 64, 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockedPermutation:
+    """How N = T·K pairs map to R rows ordered by expert, and those rows to blocks.
+
+    R, the pairs that are not -1, is known on the device alone: it is `offsets[P]`.
+    """
+
+    num_physical: int
+    """P."""
+    block_rows: int
+    """Most rows of one expert in a block."""
+    format_rows: int
+    """Rows of one expert that share a number format; `block_rows` is a multiple."""
+    source_N: Tensor
+    """(N,) int64 the token of each row; entries from R on are not written."""
+    row_of_N: Tensor
+    """(N,) int64 the row of each (token, slot) pair, slot fastest; R for a pair without expert."""
+    offsets: Tensor
+    """(P + 1,) int64 the first row of each expert, then R."""
+    tally: Tensor
+    """(lanes,) int32, P + 2 or more: rows of each expert, a count of no meaning, `bad_ids`."""
+    block_expert_B: Tensor
+    """(B,) int32 the expert of each block; -1 past the last block in use."""
+    block_row_B: Tensor
+    """(B,) int64 the first row of each block."""
+    block_unit_B: Tensor
+    """(B,) int32 the first format unit of each block, in the order of experts."""
+    chunk_counts: Tensor = field(repr=False)
+    """(chunks, lanes) int32 scratch; empty where N is small."""
+
+    @property
+    def counts_P(self) -> Tensor:
+        """(P,) int32 rows of each expert."""
+        return self.tally[: self.num_physical]
+
+    @property
+    def bad_ids(self) -> Tensor:
+        """() int32 how many ids were neither -1 nor an expert's; they are skipped like -1."""
+        return self.tally[self.num_physical + 1]
+
+    @property
+    def num_rows(self) -> Tensor:
+        """(1,) int64 R."""
+        return self.offsets[self.num_physical :]
+
+
+def num_blocks_bound(num_pairs: int, num_physical: int, block_rows: int) -> int:
+    """Return the most blocks that N pairs can need: every expert in use may leave one part full.
+
+    5 pairs on 3 experts in blocks of 4 need at most 3 blocks: 3 + 1 + 1 rows, say.
+    """
+    used = min(num_pairs, num_physical)
+    return (num_pairs + used * (block_rows - 1)) // block_rows
+
+
+def empty_permutation(
+    num_pairs: int,
+    num_physical: int,
+    block_rows: int,
+    device: torch.device | str,
+    *,
+    format_rows: int = FORMAT_ROWS,
+) -> BlockedPermutation:
+    """Allocate what `permute` fills for N pairs.
+
+    Raises:
+        RoutingError: a size that is not allowed.
+    """
+    checks.block_sizes(block_rows, format_rows)
+    num_blocks = num_blocks_bound(num_pairs, num_physical, block_rows)
+    chunks = triton.cdiv(num_pairs, CHUNK) if num_pairs > QUADRATIC_PAIRS else 0
+
+    def zeros(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
+
+    return BlockedPermutation(
+        num_physical=num_physical,
+        block_rows=block_rows,
+        format_rows=format_rows,
+        source_N=zeros(num_pairs, torch.int64),
+        row_of_N=zeros(num_pairs, torch.int64),
+        offsets=zeros(num_physical + 1, torch.int64),
+        tally=zeros(_lanes(num_physical), torch.int32),
+        block_expert_B=torch.full((num_blocks,), -1, dtype=torch.int32, device=device),
+        block_row_B=zeros(num_blocks, torch.int64),
+        block_unit_B=zeros(num_blocks, torch.int32),
+        chunk_counts=zeros(chunks * _lanes(num_physical), torch.int32),
+    )
+
+
+def permute(
+    ids_TK: Tensor,
+    num_physical: int,
+    block_rows: int,
+    *,
+    format_rows: int = FORMAT_ROWS,
+    out: BlockedPermutation | None = None,
+) -> BlockedPermutation:
+    """Sort the pairs by physical expert; within one expert tokens keep their order.
+
+    Ids ``[[1, 0], [1, -1]]`` over 2 experts in blocks of 16 give ``source = [0, 0, 1]``,
+    ``row_of = [1, 0, 2, 3]``, ``offsets = [0, 1, 3]`` and the blocks ``(expert 0, row 0), (expert
+    1, row 1)``.
+
+    Args:
+        ids_TK: (T, K) int32 or int64 of any strides, ids 0..num_physical-1 or -1 for "no expert".
+            Others are skipped as well and counted in `bad_ids`.
+        num_physical: P.
+        block_rows: rows of one expert in a block, a power of two.
+        format_rows: rows of one expert that share a number format; divides `block_rows`.
+        out: arrays of `empty_permutation` for the same sizes, to write to.
+
+    Raises:
+        RoutingError: `ids_TK` is no matrix of integers, or a size is not allowed.
+    """
+    checks.ids_matrix("ids_TK", ids_TK)
+    num_pairs = ids_TK.numel()
+    if out is None:
+        out = empty_permutation(
+            num_pairs, num_physical, block_rows, ids_TK.device, format_rows=format_rows
+        )
+    if num_pairs == 0:
+        return out  # as allocated: no rows, no blocks
+    layout = (*ids_TK.stride(), ids_TK.shape[1])
+    sizes = {"P": num_physical, "LANES": _lanes(num_physical)}
+    blocks = (out.offsets, out.block_expert_B, out.block_row_B, out.block_unit_B)
+    num_blocks = out.block_expert_B.shape[0]
+    map_sizes = {"B": out.block_rows, "U": out.format_rows, "BLOCK_TILE": _BLOCK_TILE}
+    map_programs = triton.cdiv(num_blocks, _BLOCK_TILE)
+    if num_pairs <= QUADRATIC_PAIRS:
+        pair_programs = triton.cdiv(num_pairs, _TILE)
+        _permute_quadratic[(pair_programs + map_programs,)](
+            ids_TK, *layout, num_pairs, out.source_N, out.row_of_N, out.tally, *blocks, num_blocks,
+            pair_programs, **sizes, **map_sizes, STEPS=_steps(num_pairs, _TILE), TILE=_TILE,
+        )  # fmt: skip
+        return out
+    chunks = triton.cdiv(num_pairs, CHUNK)
+    pairs = (ids_TK, *layout, num_pairs)
+    _count_chunks[(chunks,)](*pairs, out.chunk_counts, **sizes, CHUNK=CHUNK)
+    _scan_chunks[(triton.cdiv(_lanes(num_physical), _SCAN_EXPERTS),)](
+        out.chunk_counts, out.tally, chunks, LANES=sizes["LANES"], STEPS=_steps(chunks, _SCAN_ROWS),
+        ROWS=_SCAN_ROWS, EXPERTS=_SCAN_EXPERTS,
+    )  # fmt: skip
+    _map_blocks[(map_programs,)](out.tally, *blocks, num_blocks, **sizes, **map_sizes)
+    _place_chunks[(chunks,)](
+        *pairs, out.chunk_counts, out.offsets, out.source_N, out.row_of_N, **sizes, CHUNK=CHUNK,
+        TILE=_PLACE_TILE,
+    )  # fmt: skip
+    return out
+
+
+def append_shared(
+    ids_TK: Tensor, weights_TK: Tensor, num_physical: int, *, num_shared: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Let every token also take the shared experts, which follow the P routed ones.
+
+    Ids ``[[1, 0]]`` over 2 experts become ``[[1, 0, 2]]``, with weight 1 in the last place; the
+    shared expert's weights stand last in the stack and its rows ride in the same launch.
+
+    Args:
+        ids_TK: (T, K) experts of each token.
+        weights_TK: (T, K) routing weights.
+        num_physical: P, routed experts alone.
+        num_shared: S; a shared expert S times as wide as a routed one is S experts.
+
+    Returns:
+        ids and weights, (T, K + S) each.
+    """
+    shared = torch.arange(num_physical, num_physical + num_shared, device=ids_TK.device)
+    ids = torch.cat((ids_TK, shared.to(ids_TK.dtype).expand(ids_TK.shape[0], -1)), dim=1)
+    ones = weights_TK.new_ones(weights_TK.shape[0], num_shared)
+    return ids, torch.cat((weights_TK, ones), dim=1)
+
+
+def _lanes(num_physical: int) -> int:
+    """P experts, the pairs without one and the bad ids, in a power of two of at least 32."""
+    return max(32, int(triton.next_power_of_2(num_physical + 2)))
+
+
+def _steps(size: int, tile: int) -> int:
+    """Turns of a loop over `size`, as a power of two: few kernels are compiled for many sizes."""
+    return int(triton.next_power_of_2(triton.cdiv(size, tile)))
+
+
+@triton.jit
+def _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P: tl.constexpr):
+    """Return the expert of each pair; P where it has none and P + 1 where the id is bad."""
+    token = pairs // K
+    at = token.to(tl.int64) * stride_t + (pairs - token * K).to(tl.int64) * stride_k
+    ids = tl.load(ids_ptr + at, mask=pairs < num_pairs, other=-1)
+    return tl.where((ids >= 0) & (ids < P), ids, tl.where(ids == -1, P, P + 1)).to(tl.int32)
+
+
+@triton.jit
+def _rank(keys, places, other_keys, other_places):
+    """Count, for each pair, the others of the same expert that stand before it."""
+    same = keys[:, None] == other_keys[None, :]
+    return tl.sum((same & (other_places[None, :] < places[:, None])).to(tl.int32), axis=1)
+
+
+@triton.jit
+def _write_blocks(
+    counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
+    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
+    BLOCK_TILE: tl.constexpr,
+):  # fmt: skip
+    """Write `BLOCK_TILE` entries of the block map from block `first` on, given all counts.
+
+    What lies before a block is summed over the experts whose last block does.
+    """
+    lanes = tl.arange(0, LANES)
+    counts = tl.where(lanes < P, counts, 0)
+    blocks = (counts + B - 1) // B
+    units = (counts + U - 1) // U
+    last = tl.cumsum(blocks, 0)
+    block = first + tl.arange(0, BLOCK_TILE)
+    before = (last[None, :] <= block[:, None]).to(tl.int32)
+    expert = tl.sum(before, axis=1)
+    index = block - tl.sum(before * blocks[None, :], axis=1)
+    row = tl.sum(before * counts[None, :], axis=1) + index * B
+    unit = tl.sum(before * units[None, :], axis=1) + index * (B // U)
+    inside = block < num_blocks
+    used = expert < P
+    tl.store(expert_ptr + block, tl.where(used, expert, -1), mask=inside)
+    tl.store(row_ptr + block, tl.where(used, row, 0).to(tl.int64), mask=inside)
+    tl.store(unit_ptr + block, tl.where(used, unit, 0), mask=inside)
+    if first == 0:
+        ends = tl.cumsum(counts, 0)
+        tl.store(offsets_ptr + lanes, (ends - counts).to(tl.int64), mask=lanes <= P)
+
+
+@triton.jit
+def _permute_quadratic(
+    ids_ptr, stride_t, stride_k, K, num_pairs, source_ptr, row_of_ptr, tally_ptr,
+    offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks, pair_programs,
+    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
+    BLOCK_TILE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Rank a tile of pairs against all pairs; the programs after those write the block map."""
+    pid = tl.program_id(0)
+    lanes = tl.arange(0, TILE)
+    if pid < pair_programs:
+        pairs = pid * TILE + lanes
+        keys = tl.minimum(_load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P), P)
+        row = tl.zeros((TILE,), tl.int32)
+        for step in range(STEPS):
+            others = step * TILE + lanes
+            other = _load_keys(ids_ptr, stride_t, stride_k, K, others, num_pairs, P)
+            row += tl.sum((other[None, :] < keys[:, None]).to(tl.int32), axis=1)
+            row += tl.where(keys < P, _rank(keys, pairs, other, others), 0)
+        inside = pairs < num_pairs
+        tl.store(row_of_ptr + pairs, row.to(tl.int64), mask=inside)
+        tl.store(source_ptr + row, (pairs // K).to(tl.int64), mask=inside & (keys < P))
+    else:
+        counts = tl.zeros((LANES,), tl.int32)
+        for step in range(STEPS):
+            pairs = step * TILE + lanes
+            keys = _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P)
+            counts += tl.histogram(keys, LANES)
+        first = (pid - pair_programs).to(tl.int64) * BLOCK_TILE
+        if first == 0:
+            tl.store(tally_ptr + tl.arange(0, LANES), counts)
+        _write_blocks(
+            counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
+            P, LANES, B, U, BLOCK_TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _count_chunks(
+    ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr,
+    P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Count each chunk's pairs by expert."""
+    chunk = tl.program_id(0).to(tl.int64)
+    pairs = chunk * CHUNK + tl.arange(0, CHUNK)
+    keys = _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P)
+    at = chunk_counts_ptr + chunk * LANES + tl.arange(0, LANES)
+    tl.store(at, tl.histogram(keys, LANES))
+
+
+@triton.jit
+def _scan_chunks(
+    chunk_counts_ptr, tally_ptr, num_chunks,
+    LANES: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """Replace each chunk's counts by what the chunks before it hold, and write the totals."""
+    experts = tl.program_id(0).to(tl.int64) * EXPERTS + tl.arange(0, EXPERTS)
+    total = tl.zeros((EXPERTS,), tl.int32)
+    for step in range(STEPS):
+        chunks = step * ROWS + tl.arange(0, ROWS).to(tl.int64)
+        at = chunk_counts_ptr + chunks[:, None] * LANES + experts[None, :]
+        inside = chunks[:, None] < num_chunks
+        counts = tl.load(at, mask=inside, other=0)
+        tl.store(at, tl.cumsum(counts, 0) - counts + total[None, :], mask=inside)
+        total += tl.sum(counts, axis=0)
+    tl.store(tally_ptr + experts, total)
+
+
+@triton.jit
+def _map_blocks(
+    tally_ptr, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
+    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
+    BLOCK_TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the block map and the offsets from the totals."""
+    counts = tl.load(tally_ptr + tl.arange(0, LANES))
+    first = tl.program_id(0).to(tl.int64) * BLOCK_TILE
+    _write_blocks(
+        counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
+        P, LANES, B, U, BLOCK_TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place_chunks(
+    ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr, offsets_ptr, source_ptr,
+    row_of_ptr, P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Give each pair of a chunk its row: its expert's offset, the chunks before, its rank here."""
+    chunk = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, CHUNK)
+    pairs = chunk * CHUNK + places
+    keys = tl.minimum(_load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P), P)
+    rank = tl.zeros((CHUNK,), tl.int32)
+    for step in range(CHUNK // TILE):
+        others = step * TILE + tl.arange(0, TILE)
+        other = _load_keys(ids_ptr, stride_t, stride_k, K, chunk * CHUNK + others, num_pairs, P)
+        rank += _rank(keys, places, other, others)
+    placed = keys < P
+    before = tl.load(chunk_counts_ptr + chunk * LANES + keys, mask=placed, other=0)
+    row = tl.load(offsets_ptr + keys) + tl.where(placed, before + rank, 0)
+    inside = pairs < num_pairs
+    tl.store(row_of_ptr + pairs, row, mask=inside)
+    tl.store(source_ptr + row, pairs // K, mask=inside & placed)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Return what is compiled for a device: the two ways for 8 and for 512 experts."""
+    pairs = {"ids_ptr": "*i64", "stride_t": "i32", "stride_k": "constexpr", "K": "i32"}
+    blocks = {"offsets_ptr": "*i64", "expert_ptr": "*i32", "row_ptr": "*i64", "unit_ptr": "*i32"}
+    rows = {"source_ptr": "*i64", "row_of_ptr": "*i64"}
+    count, chunks, tally = {"num_pairs": "i32"}, {"chunk_counts_ptr": "*i32"}, {"tally_ptr": "*i32"}
+    total = {"num_blocks": "i32"}
+    arguments = {
+        _permute_quadratic: pairs | count | rows | tally | blocks | total
+        | {"pair_programs": "i32"},
+        _count_chunks: pairs | count | chunks,
+        _scan_chunks: chunks | tally | {"num_chunks": "i32"},
+        _map_blocks: tally | blocks | total,
+        _place_chunks: pairs | count | chunks | {"offsets_ptr": "*i64"} | rows,
+    }  # fmt: skip
+    found = []
+    for kernel, given in arguments.items():
+        for num_physical in (8, 512):
+            values = {"P": num_physical, "LANES": _lanes(num_physical), "B": 16, "U": 16}
+            values |= {"BLOCK_TILE": _BLOCK_TILE, "STEPS": 8, "TILE": _TILE, "CHUNK": CHUNK}
+            values |= {"ROWS": _SCAN_ROWS, "EXPERTS": _SCAN_EXPERTS, "stride_k": 1}
+            if kernel is _place_chunks:
+                values["TILE"] = _PLACE_TILE
+            constexprs = {name: values[name] for name in kernel.arg_names if name not in given}
+            if "stride_k" in given:
+                constexprs["stride_k"] = 1
+            signature = {name: given.get(name, "constexpr") for name in kernel.arg_names}
+            name = f"{kernel.__name__.removeprefix('_')}.{num_physical}"
+            found.append(
+                Variant(name=name, kernel=kernel, signature=signature, constexprs=constexprs)
+            )
+    return tuple(found)

@@ -1,0 +1,7 @@
+"""Leaves the tests of `interpreted/` to a process of their own, see `test_interpreted.py`."""
+
+from __future__ import annotations
+
+import os
+
+collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]

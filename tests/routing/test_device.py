@@ -1,0 +1,216 @@
+"""Replicas share an expert's rows evenly, and as many rows as that allows stay at home."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.routing.balance import balanced, imbalance
+from engine.routing.device import Placer
+from engine.routing.placement import assigned, contiguous, filled
+from tests.routing.test_table import replicated
+
+
+def place(ids, homes, table, layer=0, rows=None):
+    placed = Placer().place(torch.tensor(ids), torch.tensor(homes), table, layer, rows)
+    assert placed.dtype == torch.int64
+    return placed
+
+
+def everywhere(experts, devices):
+    """Return a table in which every device holds every expert."""
+    slots = np.tile(np.arange(experts), (1, devices))
+    return filled(slots, np.repeat(np.arange(devices), experts), experts, devices, version=1)
+
+
+def test_tokens_use_the_replica_on_their_own_device():
+    table = replicated()
+    assert place([[0, 1], [0, 1], [2, 3]], [0, 1, 1], table).tolist() == [[0, 1], [5, 3], [2, 4]]
+
+
+def test_the_example_of_the_docstring_keeps_two_rows_and_sends_one():
+    placed = place([[0], [0], [0], [0]], [0, 0, 0, 1], replicated())
+    assert placed.flatten().tolist() == [0, 0, 5, 5]
+
+
+def test_a_device_that_brings_everything_does_not_starve_the_other_replicas():
+    placed = place([[0]] * 8, [2] * 8, everywhere(4, 4)) // 4  # the device, as each holds 4
+    assert np.bincount(placed.flatten(), minlength=4).tolist() == [2, 2, 2, 2]
+    assert placed.flatten().tolist()[:2] == [2, 2], "the first rows stay at home"
+
+
+def test_every_row_stays_at_home_when_homes_are_even():
+    homes = [device for device in range(4) for _ in range(6)]
+    placed = place([[e] for _ in range(4) for e in (0, 1, 1, 2, 3, 3)], homes, everywhere(4, 4))
+    assert (placed.flatten() // 4).tolist() == homes
+
+
+def test_single_rows_of_many_experts_do_not_all_go_to_the_first_replica():
+    table = filled(np.tile(np.arange(16), (4, 2)), np.repeat([0, 1], 16), 16, 3, version=1)
+    for layer in range(4):
+        placed = place([[e] for e in range(16)], [2] * 16, table, layer)
+        assert np.bincount(table.rank_of_phy[placed.flatten()]).tolist() == [8, 8]
+
+
+def test_a_single_row_stays_at_home_whichever_replica_is_there():
+    for home in range(4):
+        for expert in range(4):
+            placed = place([[expert]], [home], everywhere(4, 4))
+            assert placed.item() == home * 4 + expert
+
+
+def test_two_replicas_on_one_device_share_too():
+    table = replicated(rank_of_phy=[0, 0, 0, 0, 1, 0])
+    assert sorted(place([[1], [1]], [0, 1], table).flatten().tolist()) == [1, 3]
+    assert sorted(place([[1]] * 4, [0] * 4, table).flatten().tolist()) == [1, 1, 3, 3]
+
+
+def test_without_replicas_the_only_copy_is_looked_up():
+    table = filled(np.array([[3, 0, 1, 2]]), np.array([0, 0, 1, 1]), 4, 2, version=1)
+    assert place([[0, 1], [2, 3]], [0, 1], table).tolist() == [[1, 2], [3, 0]]
+    ids = torch.tensor([[0, 1]])
+    assert Placer().place(ids, torch.tensor([0]), contiguous(1, 4, 2), 0) is ids
+
+
+def test_no_tokens_are_placed_nowhere():
+    empty = torch.empty(0, 2, dtype=torch.int64)
+    placed = Placer().place(empty, torch.empty(0, dtype=torch.int64), replicated(), 0)
+    assert placed.shape == (0, 2) and placed.dtype == torch.int64
+
+
+@st.composite
+def steps(draw):
+    """A table with replicas and the rows of one step."""
+    devices, experts = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    slots = draw(st.integers(experts, experts * devices))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    load = rng.pareto(1.0, (2, experts))
+    table = balanced(load, devices, version=1, num_slots=slots)
+    tokens, k = draw(st.integers(0, 40)), draw(st.integers(1, experts))
+    scores = load[1] * rng.random((tokens, experts))
+    ids = np.argsort(-scores, axis=1)[:, :k].astype(np.int64)
+    homes = rng.choice(devices, tokens, p=rng.dirichlet(np.ones(devices)))
+    return table, ids, homes.astype(np.int64)
+
+
+def rows_of(table, layer, ids, homes, placed):
+    """Check that ids fit, and return rows by (home, physical expert)."""
+    assert (table.phy2log[layer][placed] == ids).all(), "a row went to another expert"
+    rows = np.zeros((table.num_devices, table.num_physical), dtype=np.int64)
+    np.add.at(rows, (np.repeat(homes, ids.shape[1]), placed.ravel()), 1)
+    return rows
+
+
+def most_at_home(home_rows, total):
+    """Return by trial the most rows that can stay when replicas differ by at most one row."""
+    base, extra = divmod(total, len(home_rows))
+    quotas = set(permutations([base + 1] * extra + [base] * (len(home_rows) - extra)))
+    return max(sum(map(min, zip(home_rows, quota, strict=True))) for quota in quotas)
+
+
+@settings(deadline=None)
+@given(steps())
+def test_replicas_differ_by_at_most_one_row_and_as_many_as_possible_stay(case):
+    table, ids, homes = case
+    placed = Placer().place(torch.from_numpy(ids), torch.from_numpy(homes), table, 1).numpy()
+    rows = rows_of(table, 1, ids, homes, placed)
+    for expert in range(table.num_experts):
+        slots = table.log2phy[1, expert, : table.num_replicas[1, expert]]
+        served = rows[:, slots].sum(axis=0)
+        assert served.max() - served.min() <= 1
+        at = table.rank_of_phy[slots]
+        home_rows = ((ids == expert).any(axis=1) * (homes == at[:, None])).sum(axis=1).tolist()
+        assert rows[at, slots].sum() == most_at_home(home_rows, int(served.sum()))
+
+
+@settings(deadline=None)
+@given(steps())
+def test_devices_that_place_their_own_rows_agree_with_one_that_places_all(case):
+    table, ids, homes = case
+    together = Placer().place(torch.from_numpy(ids), torch.from_numpy(homes), table, 1)
+    rows_GE = np.zeros((table.num_devices, table.num_experts), dtype=np.int64)
+    np.add.at(rows_GE, (np.repeat(homes, ids.shape[1]), ids.ravel()), 1)
+    for device in range(table.num_devices):
+        mine = torch.from_numpy(homes == device)
+        alone = Placer().place(
+            torch.from_numpy(ids)[mine],
+            torch.from_numpy(homes)[mine],
+            table,
+            1,
+            torch.from_numpy(rows_GE),
+        )
+        assert torch.equal(alone, together[mine])
+
+
+def max_over_mean(rows_P, table):
+    on_rank = np.bincount(table.rank_of_phy, weights=rows_P, minlength=table.num_devices)
+    return on_rank.max() / on_rank.mean()
+
+
+def always_home_first(ids, homes, table):
+    """Return the rule that starves: the own device's replica takes all, else one by number."""
+    placed = np.empty_like(ids)
+    for place_, (expert, home) in enumerate(
+        zip(ids.ravel(), np.repeat(homes, ids.shape[1]), strict=True)
+    ):
+        slots = table.log2phy[0, expert, : table.num_replicas[0, expert]]
+        own = slots[table.rank_of_phy[slots] == home]
+        placed.flat[place_] = own[0] if len(own) else slots[home % len(slots)]
+    return placed
+
+
+@pytest.mark.parametrize("homes_of", ["even", "one", "skewed"])
+def test_skewed_loads_are_as_even_as_planned_wherever_the_tokens_live(homes_of):
+    rng = np.random.default_rng(7)
+    popularity = 1.0 / np.arange(1, 65) ** 1.1
+    scores = np.log(popularity) + rng.gumbel(size=(4096, 64))  # K draws without replacement
+    ids = np.argsort(-scores, axis=1)[:, :4].astype(np.int64)
+    homes = {
+        "even": np.arange(4096) % 8,
+        "one": np.zeros(4096, dtype=np.int64),
+        "skewed": rng.choice(8, 4096, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0]),
+    }[homes_of]
+    load = np.bincount(ids.ravel(), minlength=64)[None]
+    table = balanced(load, 8, version=1)
+    planned = imbalance(load, table)
+    placed = Placer().place(torch.from_numpy(ids), torch.from_numpy(homes), table, 0).numpy()
+    rows = rows_of(table, 0, ids, homes, placed)
+    ours = max_over_mean(rows.sum(axis=0), table)
+    assert ours == pytest.approx(planned, rel=0.01) and ours < 1.1
+    local = rows[table.rank_of_phy, np.arange(table.num_physical)].sum() / rows.sum()
+    starving = rows_of(table, 0, ids, homes, always_home_first(ids, homes, table))
+    if homes_of == "even":
+        assert local > 1.15 / 8, "replicas at home must be used more often than by chance"
+    else:
+        assert max_over_mean(starving.sum(axis=0), table) > 1.5 > ours
+
+
+def test_reasons_say_what_the_placement_did():
+    table = replicated()
+    assert Placer.reason(2, 2, 1, table, 0) == "the only copy, on device 0"
+    assert "own device 1" in Placer.reason(1, 3, 1, table, 0)
+    assert Placer.reason(0, 5, 0, table, 0) == (
+        "one of 2 copies; the one on the token's own device 0 had its share of rows, so device 1"
+    )
+    elsewhere = filled(np.array([[0, 1, 0]]), np.array([0, 1, 1]), 2, 3, version=1)
+    assert "none of 2 copies on device 2; spread to device 1" == Placer.reason(
+        0, 2, 2, elsewhere, 0
+    )
+
+
+# --- negative controls: the laws see each kind of wrong placement ---------------------------------
+
+
+def test_the_checks_notice_a_row_at_another_expert_and_a_starved_replica():
+    ids, homes, table = np.array([[0], [0]]), np.array([0, 0]), everywhere(2, 2)
+    with pytest.raises(AssertionError, match="another expert"):
+        rows_of(table, 0, ids, homes, np.array([[0], [1]]))
+    starved = rows_of(table, 0, ids, homes, always_home_first(ids, homes, table))
+    assert starved[:, [0, 2]].sum(axis=0).tolist() == [2, 0]
+    assert most_at_home([2, 0], 2) == 1 and most_at_home([3, 1], 4) == 3
+    assert assigned(1, [0, 1], 2).is_identity
