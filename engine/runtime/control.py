@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from engine.config import within
+from engine.config import EXCHANGES, one_of, within
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
 from engine.faults import Fault, Faults
@@ -37,7 +37,7 @@ class Order(NamedTuple):
     """Something only the thread that steps the engine can do, because ranks must take part."""
 
     action: str
-    """`publish_table`, `drain`, `add_rank` or `set_fault`."""
+    """`publish_table`, `drain`, `add_rank`, `set_fault` or `set_exchange`."""
     value: Any
 
 
@@ -288,6 +288,17 @@ class Control:
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),
         }
+
+    def set_exchange(self, mode: str) -> None:
+        """Exchange rows between ranks by `mode` from the next step on.
+
+        Raises:
+            RoutingError: this engine runs in one process.
+            ConfigError: no such mode.
+        """
+        one_of("exchange", mode, EXCHANGES)
+        self._order("set_exchange", mode)
+        self._say("set_exchange", mode=mode)
 
     def _order_rank(self, action: str, rank: int) -> None:
         if not self._door.stages:

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import replace
@@ -103,11 +103,11 @@ class Engine:
             self._runner: Runner | RankedRunner = Runner(self._own_rank(num_positions))
         else:
             self._ranks = Ranks(config, num_positions, table)
+            self._runner = runner = RankedRunner(self._ranks, config)
             migration = Migration(self._ranks, self.control, config.migration_deadline_s)
             self._membership = Membership(
-                self._ranks, self._scheduler, self.control, migration, door.orders
+                self._ranks, runner, self._scheduler, self.control, migration, door.orders
             )
-            self._runner = RankedRunner(self._ranks, config)
         self._unread: list[RequestOutput] = []
         self._announcer.start(table)
 
@@ -115,6 +115,13 @@ class Engine:
     def table(self) -> RoutingTable:
         """The routing table the next step will read."""
         return self.control.table
+
+    @property
+    def ranks(self) -> Mapping[int, int]:
+        """The process id of each living rank; empty in one process."""
+        if self._ranks is None:
+            return {}
+        return {rank: self._ranks.pid(rank) for rank in self._ranks.members}
 
     @property
     def has_work(self) -> bool:

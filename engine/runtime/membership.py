@@ -18,6 +18,7 @@ from engine.routing.survivors import levelled, without
 from engine.routing.table import RoutingTable
 from engine.runtime.control import Control, Order
 from engine.runtime.migration import Migration
+from engine.runtime.ranked import RankedRunner
 from engine.runtime.scheduler import Schedule, Scheduler
 
 MAX_FAILURES = 3
@@ -29,6 +30,7 @@ class Membership:
     """Decides, between steps, which ranks take part."""
 
     ranks: Ranks
+    runner: RankedRunner
     scheduler: Scheduler
     control: Control
     migration: Migration
@@ -48,6 +50,8 @@ class Membership:
                 self.migration.begin(order.value)
             elif order.action == "set_fault":
                 self.ranks.ask_all(SetFault(*order.value))
+            elif order.action == "set_exchange":
+                self.runner.exchange = order.value
             elif order.action == "drain":
                 self._drain(order.value)
             else:

@@ -30,7 +30,9 @@ class RankedRunner:
     """Runs schedules on the ranks of `ranks`."""
 
     def __init__(self, ranks: Ranks, config: EngineConfig) -> None:
-        self.ranks, self.config = ranks, config
+        self.ranks, self.small_batch_rows = ranks, config.small_batch_rows
+        self.exchange = config.exchange
+        """How rows are exchanged from the next step on, one of `EXCHANGES`."""
 
     def run(
         self,
@@ -72,8 +74,7 @@ class RankedRunner:
 
     def mode_for(self, num_rows: int) -> str:
         """Return how a step of `num_rows` rows, on all ranks together, exchanges them."""
-        small = num_rows < self.config.small_batch_rows
-        return "request" if small else self.config.exchange
+        return "request" if num_rows < self.small_batch_rows else self.exchange
 
     def _ask(self, works: Mapping[int, Work], version: int, mode: str) -> dict[int, StepReport]:
         num_rounds = max(len(work.spans) for work in works.values())

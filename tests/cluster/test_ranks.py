@@ -1,0 +1,237 @@
+"""An engine on several ranks computes the bits of one process, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Engine, SamplingParams
+from engine.errors import ConfigError, RequestError, RoutingError
+from engine.routing.placement import replicated
+from engine.routing.table import RoutingTable
+from tests.cluster.conftest import Heard, config, hashes, run
+
+LONGER = SamplingParams(max_tokens=16, ignore_eos=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 12, 40])
+def test_four_ranks_have_the_logits_of_one_process(
+    alone: Engine, four: tuple[Engine, Heard], count: int
+) -> None:
+    assert hashes(run(four[0], count)) == hashes(run(alone, count))
+
+
+@pytest.mark.parametrize("mode", ["naive", "request", "overlapped", "grouped"])
+def test_every_way_to_exchange_gives_the_same_bits(
+    alone: Engine, four: tuple[Engine, Heard], mode: str
+) -> None:
+    engine, heard = four
+    engine.control.set_exchange(mode)
+    heard.events.clear()
+    assert hashes(run(engine, 5)) == hashes(run(alone, 5))
+    assert {rank.mode for step in heard.steps() for rank in step.ranks} == {mode}
+
+
+def test_grouped_messages_grow_with_ranks_and_naive_ones_with_tokens(
+    four: tuple[Engine, Heard],
+) -> None:
+    engine, heard = four
+    most = {}
+    for mode in ("naive", "grouped"):
+        engine.control.set_exchange(mode)
+        heard.events.clear()
+        run(engine, 12)
+        most[mode] = max(int(rank.messages.sum()) for step in heard.steps() for rank in step.ranks)
+    layers, peers = 4, 3
+    assert most["grouped"] <= 3 * layers * peers  # counts, rows, results
+    assert most["naive"] > 3 * most["grouped"]
+
+
+def test_what_ranks_send_is_what_the_tokens_chose(four: tuple[Engine, Heard]) -> None:
+    engine, heard = four
+    heard.events.clear()
+    run(engine, 6)
+    for step in heard.steps():
+        devices = engine.table.rank_of_phy[step.phy_ids]
+        for rank in step.ranks:
+            mine = devices[step.homes == rank.rank]
+            assert rank.rows.tolist() == np.bincount(mine.ravel(), minlength=4).tolist()
+            assert rank.num_bytes[rank.rank] == 0
+        assert sum(int(rank.rows.sum()) for rank in step.ranks) == step.topk_ids.size
+
+
+def test_a_rank_without_tokens_and_one_without_experts_take_part(
+    alone: Engine, four: tuple[Engine, Heard]
+) -> None:
+    engine, _ = four
+    before = engine.table
+    owners = before.rank_of_phy.copy()
+    owners[owners == 3] = 0
+    _publish(engine, owners)
+    assert hashes(run(engine, 1)) == hashes(run(alone, 1))  # three ranks have no token
+    _publish(engine, before.rank_of_phy)
+    assert hashes(run(engine, 3)) == hashes(run(alone, 3))
+
+
+def test_a_table_published_under_load_moves_experts_and_no_bit(
+    alone: Engine, four: tuple[Engine, Heard]
+) -> None:
+    engine, heard = four
+    version = engine.table.version
+
+    def move(step: int) -> None:
+        if step == 2:
+            owners = (engine.table.rank_of_phy + 1) % 4
+            engine.control.publish_table(_table(engine.table, owners))
+
+    heard.events.clear()
+    assert hashes(run(engine, 6, LONGER, move)) == hashes(run(alone, 6, LONGER))
+    assert engine.table.version == version + 1
+    (published,) = heard.controls("publish_table")
+    assert published["num_bytes"] > 0
+    assert len({step.table_version for step in heard.steps()}) == 2
+
+
+def test_replicas_run_each_row_once(alone: Engine, four: tuple[Engine, Heard]) -> None:
+    engine, heard = four
+    before = engine.table
+    load = np.arange(8, dtype=float)[::-1] + 1
+    table = replicated(np.tile(load, (4, 1)), 4, 12, version=before.version + 1)
+    engine.control.publish_table(table)
+    _settle(engine, table.version)
+    heard.events.clear()
+    assert hashes(run(engine, 6)) == hashes(run(alone, 6))
+    for step in heard.steps():
+        assert sum(int(rank.rows.sum()) for rank in step.ranks) == step.topk_ids.size
+    back = RoutingTable(
+        table.version + 1,
+        before.phy2log,
+        before.log2phy,
+        before.num_replicas,
+        before.rank_of_phy,
+        before.num_devices,
+    )
+    engine.control.publish_table(back)
+    _settle(engine, back.version)
+
+
+def test_a_rank_that_gathers_too_slowly_costs_the_table_and_no_answer(alone: Engine) -> None:
+    heard = Heard()
+    engine = Engine(config(2, migration_deadline_s=0.2), sink=heard)
+    try:
+        engine.control.inject("table.stage", partial(_late, seconds=1.5), lease_s=60)
+        engine.control.publish_table(_table(engine.table, 1 - engine.table.rank_of_phy))
+        assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
+        while not heard.controls("give_up_table"):
+            engine.step()
+        assert engine.table.version == 0
+        engine.control.clear("table.stage")
+        time.sleep(1.5)
+        engine.control.publish_table(_table(engine.table, 1 - engine.table.rank_of_phy))
+        _settle(engine, 1)
+        assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
+        assert engine.table.version == 1
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_outlive_a_rank(alone: Engine, how: signal.Signals) -> None:
+    heard = Heard()
+    engine = Engine(config(4, heartbeat_timeout_s=2.0), sink=heard)
+
+    def hit(step: int) -> None:
+        if step == 5:
+            os.kill(engine.ranks[2], how)
+
+    try:
+        completions = run(engine, 8, LONGER, hit)
+        assert hashes(completions) == hashes(run(alone, 8, LONGER))
+        assert set(engine.ranks) == {0, 1, 3}
+        (recovered,) = heard.controls("recover")
+        assert list(recovered["lost"]) == [2] and recovered["epoch"] == 2
+        assert any(one.extra_rows.get("recovery") for one in completions)
+        assert 2 not in engine.table.rank_of_phy
+        engine.control.add_rank(2)  # and back again
+        engine.step()
+        _settle(engine, engine.table.version + 1)
+        assert set(engine.ranks) == {0, 1, 2, 3}
+        assert hashes(run(engine, 8)) == hashes(run(alone, 8))
+        assert 2 in engine.table.rank_of_phy
+    finally:
+        engine.close()
+
+
+def test_a_drained_rank_ends_and_its_requests_go_on(alone: Engine) -> None:
+    engine = Engine(config(2))
+    pids = engine.ranks
+
+    def drain(step: int) -> None:
+        if step == 4:
+            engine.control.drain(1)
+
+    try:
+        assert hashes(run(engine, 4, LONGER, drain)) == hashes(run(alone, 4, LONGER))
+        assert set(engine.ranks) == {0}
+        assert not os.path.exists(f"/proc/{pids[1]}")
+    finally:
+        engine.close()
+
+
+def test_closing_leaves_no_process() -> None:
+    engine = Engine(config(2))
+    pids = engine.ranks
+    engine.close()
+    engine.close()
+    assert pids and not any(os.path.exists(f"/proc/{pid}") for pid in pids.values())
+
+
+def test_what_ranks_cannot_do_is_said(alone: Engine, four: tuple[Engine, Heard]) -> None:
+    with pytest.raises(RoutingError, match="one process"):
+        alone.control.drain(0)
+    with pytest.raises(ConfigError, match="rank"):
+        four[0].control.drain(4)
+    with pytest.raises(ConfigError, match="grouped"):
+        four[0].control.set_exchange("group")
+    with pytest.raises(RequestError, match="one process"):
+        four[0].logits("a")
+    with pytest.raises(ConfigError, match="num_devices"):
+        config(2, num_devices=3)
+
+
+def _late(table: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return table
+
+
+def _table(table: RoutingTable, owners: Any) -> RoutingTable:
+    return RoutingTable(
+        table.version + 1,
+        table.phy2log,
+        table.log2phy,
+        table.num_replicas,
+        owners,
+        table.num_devices,
+    )
+
+
+def _publish(engine: Engine, owners: Any) -> None:
+    table = _table(engine.table, owners)
+    engine.control.publish_table(table)
+    _settle(engine, table.version)
+
+
+def _settle(engine: Engine, version: int) -> None:
+    """Step an idle engine until a table is in force."""
+    for _ in range(2000):
+        engine.step()
+        if engine.table.version == version:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"table version {version} never came into force")
