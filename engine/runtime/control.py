@@ -301,13 +301,14 @@ class Control:
         self._say("set_exchange", mode=mode)
 
     def _order_rank(self, action: str, rank: int) -> None:
-        if not self._door.stages:
-            raise RoutingError(
-                f"this engine runs in one process; {action} needs num_ranks above 1."
-            )
         within("rank", rank, 0, self._door.num_ranks - 1)
-        self._door.orders.append(Order(action, rank))
+        self._order(action, rank)
         self._say(action, rank=rank)
+
+    def _order(self, action: str, value: Any) -> None:
+        if not self._door.stages:
+            raise RoutingError(f"{action} needs ranks, but this engine runs in one process.")
+        self._door.orders.append(Order(action, value))
 
     def _change(self, change: Callable[[RoutingPolicy], RoutingPolicy]) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import pytest
 
 from engine import Engine, SamplingParams
 from engine.errors import ConfigError, RequestError, RoutingError
-from engine.routing.placement import replicated
+from engine.routing.balance import replicated
 from engine.routing.table import RoutingTable
 from tests.cluster.conftest import Heard, config, hashes, run
 
@@ -102,7 +102,7 @@ def test_replicas_run_each_row_once(alone: Engine, four: tuple[Engine, Heard]) -
     engine, heard = four
     before = engine.table
     load = np.arange(8, dtype=float)[::-1] + 1
-    table = replicated(np.tile(load, (4, 1)), 4, 12, version=before.version + 1)
+    table = replicated(np.tile(load, (4, 1)), 4, version=before.version + 1)
     engine.control.publish_table(table)
     _settle(engine, table.version)
     heard.events.clear()
