@@ -20,6 +20,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 
 STAGES = (
     "schedule",

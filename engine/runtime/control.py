@@ -8,6 +8,7 @@ the L axis of tables and policies; what is refused changes nothing.
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections import deque
@@ -236,21 +237,32 @@ class Control:
             version=table.version,
         )
 
-    def inject(self, point: str, fault: Fault, lease_s: float) -> None:
+    def inject(self, point: str, fault: Fault, lease_s: float, *, rank: int | None = None) -> None:
         """Set `fault` at `point`; it heals by itself after `lease_s` seconds.
 
+        Args:
+            point: one of `engine.faults.POINTS`.
+            fault: takes the value there and returns the one to go on with.
+            lease_s: seconds.
+            rank: on an engine with ranks, the only one to set it on; None sets it on all.
+
         Raises:
-            FaultError: the point is unknown, the fault cannot be called, or the lease is not a
-                positive number of seconds.
+            FaultError: the point is unknown, the fault cannot be called, or it cannot travel to
+                another process, or the lease is not a positive number of seconds.
+            ConfigError: no such rank.
         """
         if not _is_number(lease_s) or not 0 < lease_s <= 86400:
             raise FaultError(f"lease_s ({lease_s!r}) must be above 0 and at most 86400 seconds.")
+        if rank is not None:
+            within("rank", rank, 0, self._door.num_ranks - 1)
+        if self._door.stages:
+            _check_travels(fault)
         with self._lock:
             self._faults.set(point, fault)
             self._leases[point] = time.monotonic() + lease_s
             if self._door.stages:
-                self._door.orders.append(Order("set_fault", (point, fault)))
-        self._say("inject", point=point, lease_s=lease_s)
+                self._door.orders.append(Order("set_fault", (point, fault, rank)))
+        self._say("inject", point=point, lease_s=lease_s, rank=rank)
 
     def clear(self, point: str) -> None:
         """Heal `point`; healing a healthy point is fine.
@@ -262,7 +274,7 @@ class Control:
             self._faults.clear(point)
             self._leases.pop(point, None)
             if self._door.stages:
-                self._door.orders.append(Order("set_fault", (point, None)))
+                self._door.orders.append(Order("set_fault", (point, None, None)))
         self._say("clear", point=point)
 
     def end_leases(self) -> None:
@@ -324,6 +336,16 @@ class Control:
     def _say(self, action: str, **detail: Any) -> None:
         if self._sink.enabled:
             self._sink.emit(ControlEvent(action, detail, self._table.version, time.time()))
+
+
+def _check_travels(fault: Fault) -> None:
+    try:
+        pickle.dumps(fault)
+    except (pickle.PicklingError, AttributeError, TypeError) as failed:
+        raise FaultError(
+            f"fault ({fault!r:.80}) must be a function of a module, or a partial of one, because "
+            f"it travels to other processes: {failed}."
+        ) from None
 
 
 def _layer(value: Any) -> int | None:

@@ -49,7 +49,9 @@ class Membership:
             if order.action == "publish_table":
                 self.migration.begin(order.value)
             elif order.action == "set_fault":
-                self.ranks.ask_all(SetFault(*order.value))
+                point, fault, rank = order.value
+                told = self.ranks.members if rank is None else {rank} & {*self.ranks.members}
+                self.ranks.ask(dict.fromkeys(told, SetFault(point, fault)))
             elif order.action == "set_exchange":
                 self.runner.exchange = order.value
             elif order.action == "drain":

@@ -1,0 +1,107 @@
+"""Who is named when ranks wait for one another."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Engine, SamplingParams
+from engine.errors import FaultError
+from engine.events import STAGES, RankEvent, StepEvent
+from engine.runtime.stragglers import Stragglers
+from tests.cluster.conftest import Heard, run
+
+LONG = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("point", "kind"), [("experts.compute", "compute"), ("dispatch.send", "communication")]
+)
+def test_a_rank_that_sleeps_is_named_with_what_it_sleeps_in(
+    four: tuple[Engine, Heard], point: str, kind: str
+) -> None:
+    engine, heard = four
+    engine.control.inject(point, partial(_sleep, seconds=0.05), lease_s=60, rank=1)
+    heard.events.clear()
+    run(engine, 8, LONG)
+    engine.control.clear(point)
+    named = _named(heard.steps()[:20])
+    assert named is not None
+    assert (named.rank, named.kind) == (1, kind)
+    assert named.excess_ms > 100  # 4 layers of 50 ms
+    assert named.waited_ms > 50
+
+
+def test_nobody_is_named_on_healthy_ranks_nor_for_having_more_rows() -> None:
+    equal = [_step([100, 100, 100, 100], [20.0, 21.0, 19.0, 20.0]) for _ in range(20)]
+    assert _named(equal) is None
+    more = [_step([100, 1000, 100, 100], [20.0, 200.0, 20.0, 20.0]) for _ in range(20)]
+    assert _named(more) is None
+    slow = [_step([100, 100, 100, 100], [20.0, 200.0, 20.0, 20.0]) for _ in range(20)]
+    named = _named(slow)
+    assert named is not None and (named.rank, named.kind) == (1, "compute")
+
+
+def test_too_few_steps_name_nobody() -> None:
+    assert _named([_step([9, 9, 9, 9], [1.0, 900.0, 1.0, 1.0])] * 4) is None
+
+
+def test_a_fault_that_cannot_travel_is_refused(four: tuple[Engine, Heard]) -> None:
+    with pytest.raises(FaultError, match="travels to other processes"):
+        four[0].control.inject("experts.compute", lambda value: value, lease_s=1)
+
+
+def _named(steps: list[StepEvent]) -> Any:
+    watch = Stragglers()
+    for step in steps:
+        watch.add(step)
+    return watch.named()
+
+
+def _step(rows: list[int], experts_ms: list[float]) -> StepEvent:
+    """Make a step in which rank g ran `rows[g]` rows in `experts_ms[g]`."""
+    ranks = tuple(
+        RankEvent(
+            rank=rank,
+            mode="grouped",
+            rows=np.array(rows) // len(rows),
+            num_bytes=np.zeros(len(rows), dtype=np.int64),
+            messages=np.zeros(len(rows), dtype=np.int64),
+            wait_ms=max(experts_ms) - experts_ms[rank],
+            transfer_ms=0.0,
+            busy_ms=experts_ms[rank],
+            stage_ms=dict.fromkeys(STAGES, 0.0) | {"experts": experts_ms[rank]},
+        )
+        for rank in range(len(rows))
+    )
+    none: Any = np.zeros(0)
+    return StepEvent(
+        0,
+        0.0,
+        1.0,
+        0,
+        1,
+        0,
+        0,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        {},
+        0,
+        ranks=ranks,
+    )
+
+
+def _sleep(value: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return value
