@@ -77,6 +77,8 @@ class Aggregator:
     """Adds up events; `frame` reads the sums. Not thread-safe: one thread owns it."""
 
     _first_s: float
+    _framed: Int64
+    """(L, E) rows counted up to the last frame, over all domains."""
 
     def __init__(self, prompt_text: Callable[[Sequence[int]], str] | None = None) -> None:
         self.prompt_text = prompt_text
@@ -141,7 +143,7 @@ class Aggregator:
         layers, experts = (len(start.moe_layers), start.num_experts) if start else (0, 0)
         self._total: Int64 = np.zeros((0, layers, experts), np.int64)
         self._smoothed = self._total.astype(np.float32)
-        self._framed: Int64 = np.zeros((layers, experts), np.int64)
+        self._framed = np.zeros((layers, experts), np.int64)
 
     # ---- one method per kind of event
 
