@@ -182,17 +182,19 @@ def report(
 
 @app.command()
 def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
-    """End whatever drill runs or was left behind, restored; again does nothing."""
+    """End whatever drill runs or was left behind, restored; exit 1 if that is not proven."""
     from workbench.drills import reset as run_reset
     from workbench.drills.words import proof_text
 
     done = run_reset(state)
     if as_json:
         print_json(done)
-        return
-    print(f"{done['found']}: {done['how']}" if done["found"] else done["how"])
-    if done["proof"]:
-        print(proof_text(done["proof"]))
+    else:
+        print(f"{done['found']}: {done['how']}" if done["found"] else done["how"])
+        if done["proof"]:
+            print(proof_text(done["proof"]))
+    if done["found"] and not (done["proof"] and done["proof"]["restored"]):
+        raise typer.Exit(1)
 
 
 # ---- running
