@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engine.config import ModelConfig
 from engine.exchange.dispatch import DispatchHandle, LocalDispatcher
 from engine.faults import Faults
+from engine.kernels.experts import ExpertWeights
 from engine.kernels.registry import Ops
 from engine.kernels.topk import Selection
 from engine.model.layers import blank
@@ -49,7 +50,7 @@ class MoE(nn.Module):
         mark("experts")
         y_TD = self.dispatcher.combine(out_RD, chosen.topk_weights_TK, handle, table)
         mark("combine")
-        step.bad_rows += chosen.bad_rows
+        step.bad_rows += int(chosen.bad_rows)
         if step.records is not None:
             step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))
         return y_TD
@@ -71,13 +72,12 @@ class Experts(nn.Module):
         num_experts, width = config.num_experts, config.hidden_size
         self.gate_up = blank(num_experts, 2 * config.moe_intermediate_size, width)
         self.down = blank(num_experts, width, config.moe_intermediate_size)
+        self.weights = ExpertWeights(self.gate_up, self.down, ops.prepare_experts)
         self.ops, self.faults = ops, faults
 
     def forward(self, rows_RD: Tensor, handle: DispatchHandle) -> Tensor:
         """Run (R, D) rows, ordered by physical expert, through their experts."""
-        out_RD: Tensor = self.ops.grouped_mlp(
-            rows_RD, handle.counts, handle.experts, self.gate_up, self.down
-        )
+        out_RD: Tensor = self.ops.grouped_mlp(rows_RD, handle.counts, handle.experts, self.weights)
         if (fault := self.faults.experts_compute) is not None:
             out_RD = fault(out_RD)
         return out_RD

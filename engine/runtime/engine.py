@@ -72,9 +72,7 @@ class Engine:
                 f"{config.model}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but "
                 f"config.json says vocab_size {model.vocab_size}; they belong to two models."
             )
-        self.ops = bind(
-            Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
-        )
+        self.ops = bind(_target(config, model))
         transformer = load_model(
             config.model,
             model,
@@ -84,6 +82,7 @@ class Engine:
             min(self.max_model_len, config.num_blocks * config.block_size),
         )
         transformer.set_dtype(getattr(torch, config.dtype))
+        transformer.refresh()
         self._runner = Runner(transformer.eval(), model, config, self.faults)
         self._scheduler = Scheduler(config)
         self._admission = Admission(config, self.tokenizer, model.vocab_size, self.max_model_len)
@@ -364,6 +363,18 @@ class Engine:
         finally:
             if threads and threads != before:
                 torch.set_num_threads(before)
+
+
+def _target(config: EngineConfig, model: ModelConfig) -> Target:
+    """Describe what this engine runs on, for the choice of its operations."""
+    matrix = 2 * model.moe_intermediate_size * model.hidden_size
+    return Target(
+        device="cpu",
+        dtype=config.dtype,
+        deterministic=config.deterministic,
+        scheme={"model": "native", "int8": "w8a8"}[config.expert_format],
+        expert_bytes=matrix * getattr(torch, config.dtype).itemsize,
+    )
 
 
 def _routing(model: ModelConfig, num_devices: int) -> tuple[RoutingTable, RoutingPolicy]:
