@@ -14,7 +14,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help install start lab test browser notebooks check resolve clean
+.PHONY: help install start lab test browser notebooks drills check resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ browser: $(STAMP)  ## the page in a real Chromium
 
 notebooks: $(STAMP)  ## run every notebook from top to bottom
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/notebooks $(ARGS)
+
+drills: $(STAMP)  ## walk every drill every way, and kill what runs it
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' tests/drills $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

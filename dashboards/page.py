@@ -58,7 +58,7 @@ class Page(AnyWidgetComponent):
         self._sent_at = 0.0
         self._html = ""
         self._number = 0
-        self._put_up_at = 0.0
+        self._put_up_beat = 0
         self.param.watch(self._on_actions, "actions")
 
     @property
@@ -69,7 +69,7 @@ class Page(AnyWidgetComponent):
     def put_up(self, html: str) -> None:
         """Send another skeleton, with a number by which the browser says that it stands."""
         self._html, self._number = html, self._number + 1
-        self._put_up_at = time.monotonic()
+        self._put_up_beat = self._beat
         self.skeleton = f"<!-- {self._number} -->{html}"
 
     def _on_actions(self, change: Any) -> None:
@@ -83,10 +83,11 @@ class Page(AnyWidgetComponent):
     def fill(self, values: dict[str, Any]) -> None:
         """Send the next values, and the skeleton again if it did not arrive.
 
-        A change can be lost in the moment in which a browser first shows the page.
+        A change can be lost in the moment in which a browser first shows the page. It is lost when
+        the browser has drawn values that were sent after it, on an older skeleton; a browser that
+        is only slow must not be made to build the page anew, under the reader's hands.
         """
-        waited = time.monotonic() - self._put_up_at > PATIENCE_S
-        if 0 < self.built < self._number and waited:
+        if 0 < self.built < self._number and self.drawn > self._put_up_beat:
             self.put_up(self._html)
         self._beat += 1
         self._sent_at = time.monotonic()

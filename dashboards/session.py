@@ -51,7 +51,7 @@ class Session:
         self.notice = ""
         """How the last thing asked went, where that needs a sentence."""
         self._frame_of = frame_of
-        self._drawn: tuple[Any, ...] | None = None
+        self._drawn_news: tuple[Any, ...] | None = None
         self._ticked_at = 0.0
         self._shown: tuple[Any, ...] | None = None
         self._shown_at = 0.0
@@ -117,8 +117,8 @@ class Session:
     def _draw(self, snapshot: Snapshot, *, anyway: bool = False) -> None:
         """Draw each frame once; plots know by themselves what the browser can take."""
         news = self.news(snapshot)
-        if anyway or news != self._drawn:
-            self._drawn = news
+        if anyway or news != self._drawn_news:
+            self._drawn_news = news
             self.draw(snapshot)
 
     def act(self, name: str, value: Any) -> None:

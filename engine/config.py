@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from engine.errors import ConfigError, nearest
 
 DTYPES = ("float32", "bfloat16")
+EXPERT_FORMATS = ("model", "int8")
 FAMILIES = ("qwen3_moe", "qwen3")
 MAX_EXPERTS = 32767
 """Expert ids are 16-bit in every record."""
@@ -168,6 +169,9 @@ class EngineConfig:
     """Folder with config.json, safetensors and tokenizer.json."""
     dtype: str = "float32"
     """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
+    expert_format: str = "model"
+    """Number format of the experts: `model` is `dtype`; `int8` quantises their weights by output
+    channel at load and their rows, one by one, as they come (W8A8). All else stays in `dtype`."""
     deterministic: bool = False
     """Bitwise equal logits whatever else is in the batch; fp32 only, about 4 times slower."""
     num_devices: int = 1
@@ -205,6 +209,7 @@ class EngineConfig:
         if not isinstance(self.model, str | Path) or not str(self.model):
             raise ConfigError(f"model ({self.model!r}) must name a folder with config.json.")
         one_of("dtype", self.dtype, DTYPES)
+        one_of("expert_format", self.expert_format, EXPERT_FORMATS)
         for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)
         within("num_devices", self.num_devices, 1, MAX_DEVICES)
@@ -230,6 +235,11 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype ({self.dtype}) must be float32 in deterministic mode; "
                 "drop --deterministic or take --dtype float32."
+            )
+        if self.deterministic and self.expert_format != "model":
+            raise ConfigError(
+                f"expert_format ({self.expert_format}) must be model in deterministic mode, which "
+                "runs in fp32; drop one of the two."
             )
         if self.deterministic and self.num_threads not in (None, 1):
             raise ConfigError(

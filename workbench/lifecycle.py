@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -93,8 +93,15 @@ def own_identity() -> str:
     return f"{os.getpid()}:{psutil.Process().create_time():.3f}"
 
 
-def end_with_parent(identity: str, watch_stdin: bool) -> None:
+def end_with_parent(
+    identity: str, watch_stdin: bool, last: Callable[[], None] | None = None
+) -> None:
     """End this process when the one called `identity` is gone; two threads see to it.
+
+    Args:
+        identity: PID:START_TIME of the parent.
+        watch_stdin: whether the end of standard input is the parent's end too.
+        last: called first, on one of the threads or on both; it must not take long.
 
     Raises:
         ConfigError: `identity` is not PID:START_TIME.
@@ -113,17 +120,22 @@ def end_with_parent(identity: str, watch_stdin: bool) -> None:
     except psutil.NoSuchProcess:
         raise MachineError(f"the parent process {pid} is gone already.") from None
 
+    def end() -> None:
+        if last is not None:
+            last()
+        os._exit(0)
+
     def watch() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(WATCH_S)
-        os._exit(0)
+        end()
 
     def drain() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
-        os._exit(0)
+        end()
 
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
     if watch_stdin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,10 @@ SeedOption = Annotated[
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Where the running drill and journals are kept."),
 ]
 
 

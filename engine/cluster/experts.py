@@ -20,6 +20,7 @@ from engine.checkpoint.load import Assignment, assignments
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError
 from engine.faults import Faults
+from engine.kernels.experts import ExpertWeights
 from engine.model.moe import Experts
 from engine.model.transformer import Transformer
 from engine.routing.table import RoutingTable
@@ -31,22 +32,12 @@ Held = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerExperts:
-    """One layer's experts on one rank, S slots."""
-
-    gate_up: Tensor
-    """(S, 2F, D)"""
-    down: Tensor
-    """(S, D, F)"""
-
-
-@dataclass(frozen=True, slots=True)
 class Gathered:
     """A table and the experts this rank needs under it."""
 
     table: RoutingTable
     held: Held
-    layers: list[LayerExperts]
+    layers: list[ExpertWeights]
 
 
 class ExpertStore:
@@ -103,7 +94,7 @@ class ExpertStore:
             if table.version == self._table.version:
                 return 0
             have = list(self._held)
-            now = [LayerExperts(module.gate_up, module.down) for module in self._modules]
+            now = [module.weights for module in self._modules]
         if (fault := self._faults.table_stage) is not None:
             table = fault(table)
         held = held_by(table, self._me)
@@ -111,7 +102,8 @@ class ExpertStore:
         layers = []
         for layer, wanted in enumerate(held):
             of_layer = {expert: pair for (index, expert), pair in fetched.items() if index == layer}
-            layers.append(_gather(wanted, have[layer], now[layer], of_layer))
+            stacks = _gather(wanted, have[layer], now[layer], of_layer)
+            layers.append(self._modules[layer].others(*stacks))
         with self._lock:
             self._staged[table.version] = Gathered(table, held, layers)
         return sum(part.numel() * part.element_size() for pair in fetched.values() for part in pair)
@@ -132,7 +124,7 @@ class ExpertStore:
                 )
             gathered = self._staged.pop(version)
             for module, experts in zip(self._modules, gathered.layers, strict=True):
-                module.replace(experts.gate_up, experts.down)
+                module.replace(experts)
             self._table, self._held = gathered.table, gathered.held
             self._staged = {v: one for v, one in self._staged.items() if v > version}
             return self._table
@@ -188,9 +180,9 @@ def held_by(table: RoutingTable, rank: int) -> Held:
 def _gather(
     wanted: list[int],
     have: list[int],
-    now: LayerExperts,
+    now: ExpertWeights,
     fetched: Mapping[int, tuple[Tensor, Tensor]],
-) -> LayerExperts:
+) -> tuple[Tensor, Tensor]:
     """Stack one layer's wanted experts: those at hand copied, the others as fetched."""
     gate_up = now.gate_up.new_empty(len(wanted), *now.gate_up.shape[1:])
     down = now.down.new_empty(len(wanted), *now.down.shape[1:])
@@ -200,4 +192,4 @@ def _gather(
             gate_up[slot], down[slot] = now.gate_up[at], now.down[at]
         else:
             gate_up[slot], down[slot] = fetched[expert]
-    return LayerExperts(gate_up, down)
+    return gate_up, down

@@ -16,6 +16,7 @@ from engine.cluster.records import RowRecords, row_records
 from engine.config import EngineConfig, ModelConfig
 from engine.events import Int64
 from engine.faults import Faults
+from engine.kernels.registry import Target
 from engine.model.batch import Span, lay_out
 from engine.model.kv_cache import KVCache
 from engine.model.sampler import sample
@@ -134,3 +135,15 @@ class Rank:
             if span.draw:
                 rows.append(end - 1)
         return torch.tensor(rows, dtype=torch.int64, device=self.model.embed.weight.device)
+
+
+def target_of(config: EngineConfig, model: ModelConfig) -> Target:
+    """Describe what a rank runs on, for the choice of its operations."""
+    matrix = 2 * model.moe_intermediate_size * model.hidden_size
+    return Target(
+        device="cpu",
+        dtype=config.dtype,
+        deterministic=config.deterministic,
+        scheme={"model": "native", "int8": "w8a8"}[config.expert_format],
+        expert_bytes=matrix * getattr(torch, config.dtype).itemsize,
+    )

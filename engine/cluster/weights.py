@@ -65,6 +65,7 @@ def load_model(
             "damaged, take a good copy."
         )
     model.set_dtype(dtype)
+    model.refresh()
     return model
 
 

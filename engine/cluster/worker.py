@@ -33,13 +33,13 @@ from engine.cluster.messages import (
     StepReport,
     Stop,
 )
-from engine.cluster.rank import Outcome, Rank
+from engine.cluster.rank import Outcome, Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
 from engine.errors import RankError, WorkbenchError
 from engine.exchange.group import Group, join_store
 from engine.exchange.ranks import RankDispatcher
 from engine.faults import Faults
-from engine.kernels.registry import Target, bind
+from engine.kernels.registry import bind
 from engine.model.step import StageClock
 
 BEAT_S = 0.05
@@ -76,9 +76,9 @@ class Worker:
         self.pipe, self.setup, self.table = pipe, setup, setup.table
         self.store = join_store(setup.store_port, config.exchange_timeout_s)
         self.faults = Faults()
-        ops = bind(Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic))
-        self.dispatcher = RankDispatcher(ops, self.faults)
         model_config = read_config(config.model)
+        ops = bind(target_of(config, model_config))
+        self.dispatcher = RankDispatcher(ops, self.faults)
         self.experts = ExpertStore(config, model_config, setup.me, setup.table, self.faults)
         model = load_model(
             config.model,

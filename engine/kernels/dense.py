@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from engine.kernels import onednn
+
+Product = Callable[[Tensor], Tensor]
+"""Multiplies (T, D) rows by a weight it holds; (T, O)."""
 
 
 def linear(x_TD: Tensor, weight_OD: Tensor) -> Tensor:
@@ -11,6 +19,41 @@ def linear(x_TD: Tensor, weight_OD: Tensor) -> Tensor:
     return F.linear(x_TD, weight_OD)
 
 
+def columns_product(weight_OD: Tensor) -> Product:
+    """Lay a weight out by columns in memory and return its product; shape and values stay.
+
+    The library's product of few fp32 rows is up to twice as fast this way round.
+    """
+    weight_OD.data = by_columns(weight_OD.data)
+    return lambda x_TD: F.linear(x_TD, weight_OD)
+
+
+def packed_product(weight_OD: Tensor) -> Product:
+    """Copy a weight into oneDNN's blocked layout and return its product."""
+    packed = onednn.pack(weight_OD.data)
+
+    def product(x_TD: Tensor) -> Tensor:
+        num_rows = x_TD.shape[0]
+        if num_rows == 0:
+            return x_TD.new_empty(0, weight_OD.shape[0])
+        size = onednn.size_class(num_rows)
+        if size > num_rows:
+            x_TD = F.pad(x_TD, (0, 0, 0, size - num_rows))
+        return onednn.linear(x_TD.contiguous(), packed)[:num_rows]
+
+    return product
+
+
+def by_columns(matrices: Tensor) -> Tensor:
+    """Return equal (…, O, I) matrices whose columns are contiguous in memory."""
+    return matrices.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Scale each vector of the last dimension to unit root mean square, then by `weight_D`."""
-    return F.rms_norm(x, weight_D.shape, weight_D, eps)
+    """Scale each vector of the last dimension to unit root mean square, then by `weight_D`.
+
+    In fp32 whatever the format; five operations where torch's own takes eight.
+    """
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight_D).to(x.dtype)

@@ -1,6 +1,7 @@
-"""The experts' feed-forward over rows that are already ordered by expert.
+"""The experts' feed-forward over rows that are already ordered by expert, as plainly as it runs.
 
-The routing weight is not applied here: it stays with combine. Called by `engine.model.moe`.
+The routing weight is not applied here: it stays with combine. The faster paths of a CPU are in
+`cpu_experts`, those of a GPU in `gpu.grouped_gemm`. Called by `engine.model.moe`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.experts import ExpertWeights
+
 
 def grouped_mlp(
-    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_up: Tensor, down: Tensor
+    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], weights: ExpertWeights
 ) -> Tensor:
     """Run every group of rows through its expert's SwiGLU: ``down(silu(gate) * up)``.
 
     Args:
         rows_RD: (R, D) rows ordered by group; R may be 0.
         counts: rows of each group; they sum to R. Groups without rows launch nothing.
-        experts: for each group the index of its weights in `gate_up` and `down`, so that two
-            replicas of one expert share them.
-        gate_up: (E, 2F, D), gate rows before up rows.
-        down: (E, D, F).
+        experts: for each group the index of its weights, so that two replicas of one expert share
+            them.
+        weights: of all E experts.
 
     Returns:
         (R, D) in the format of `rows_RD`.
@@ -34,8 +36,7 @@ def grouped_mlp(
         if count == 0:
             continue
         end = start + count
-        gate, up = F.linear(rows_RD[start:end], gate_up[expert]).chunk(2, dim=-1)
-        out_RD[start:end] = F.linear(F.silu(gate) * up, down[expert])
+        out_RD[start:end] = mlp(rows_RD[start:end], weights.gate_up[expert], weights.down[expert])
         start = end
     return out_RD
 

@@ -211,7 +211,11 @@ def compile_for(variant: Variant, on: Chip) -> Compiled:
     compiled = triton.compile(
         source,
         target=backends.GPUTarget(on.backend, on.arch, on.warp_size),
-        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
+        options={
+            "num_warps": variant.num_warps,
+            "num_stages": variant.num_stages,
+            "enable_fp_fusion": variant.fp_fusion,
+        },
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     binary = bytes(compiled.asm["cubin" if on.backend == "cuda" else "hsaco"])

@@ -12,15 +12,15 @@ and `attention` are the fast ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.attention import AttentionPlan, Segment
+from engine.kernels.experts import ExpertWeights
 from engine.kernels.router import RouterConfig
-from engine.kernels.topk import Selection, joined, route
+from engine.kernels.topk import Selection, check_logits, clean, joined, select
 
 TILE_ROWS = 16
 TILE_KEYS = 64
@@ -37,12 +37,24 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return _by_tiles(lambda t: F.rms_norm(t, weight_D.shape, weight_D, eps), rows).view_as(x)
 
 
-def topk(logits_TE: Tensor, router: RouterConfig, **options: Any) -> Selection:
+def topk(
+    logits_TE: Tensor,
+    router: RouterConfig,
+    *,
+    logit_bias_E: Tensor | None = None,
+    selection_bias_E: Tensor | None = None,
+    preferred_E: Tensor | None = None,
+    banned_E: Tensor | None = None,
+    explain: bool = True,
+) -> Selection:
     """Choose experts as `topk.route` does, tile by tile."""
-    parts = [route(tile, router, **options) for tile in _tiles(logits_TE)]
-    if not parts:
-        return route(logits_TE, router, **options)
-    return joined(parts, slice(logits_TE.shape[0]))
+    check_logits(logits_TE, router, logit_bias_E, selection_bias_E, preferred_E, banned_E)
+    clean_TE, bad_rows = clean(logits_TE, logit_bias_E)
+    parts = [
+        select(tile, router, selection_bias_E, preferred_E, banned_E, explain)
+        for tile in _tiles(clean_TE) or (clean_TE,)
+    ]
+    return joined(parts, slice(logits_TE.shape[0]))._replace(bad_rows=bad_rows)
 
 
 def mlp(x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -56,14 +68,14 @@ def mlp(x_TD: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 
 def grouped_mlp(
-    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_up: Tensor, down: Tensor
+    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], weights: ExpertWeights
 ) -> Tensor:
     """Run each group through its expert as `grouped_gemm.grouped_mlp` does, tile by tile."""
     out_RD = torch.empty_like(rows_RD)
     start = 0
     for count, expert in zip(counts, experts, strict=True):
         rows = slice(start, start + count)
-        out_RD[rows] = mlp(rows_RD[rows], gate_up[expert], down[expert])
+        out_RD[rows] = mlp(rows_RD[rows], weights.gate_up[expert], weights.down[expert])
         start += count
     return out_RD
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from engine.kernels.dense import Product
 from engine.kernels.registry import Ops
 
 
@@ -38,9 +39,17 @@ class Linear(nn.Module):
     def __init__(self, width_in: int, width_out: int, ops: Ops) -> None:
         super().__init__()
         self.weight, self.ops = blank(width_out, width_in), ops
+        self.product: Product | None = None
+
+    def refresh(self) -> None:
+        """Make the product that is fastest while the weight stays as it is."""
+        if self.ops.prepare_linear is not None:
+            self.product = self.ops.prepare_linear(self.weight)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Multiply by the transposed weight."""
+        if self.product is not None:
+            return self.product(x_TD)
         out: Tensor = self.ops.linear(x_TD, self.weight)
         return out
 

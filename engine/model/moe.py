@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engine.config import ModelConfig
 from engine.exchange.dispatch import Dispatcher, DispatchHandle
 from engine.faults import Faults
+from engine.kernels.experts import ExpertWeights
 from engine.kernels.registry import Ops
 from engine.kernels.topk import Selection
 from engine.model.layers import blank
@@ -65,7 +66,7 @@ class MoE(nn.Module):
         parts = [result.arrive() for result in returns]
         y_TD = parts[0] if len(parts) == 1 else torch.cat(parts)
         mark("combine")
-        step.bad_rows += chosen.bad_rows
+        step.bad_rows += int(chosen.bad_rows)
         if step.records is not None:
             step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))
         return y_TD
@@ -90,18 +91,24 @@ class Experts(nn.Module):
         width = config.hidden_size
         self.gate_up = blank(num_experts, 2 * config.moe_intermediate_size, width)
         self.down = blank(num_experts, width, config.moe_intermediate_size)
+        self.weights = ExpertWeights(self.gate_up, self.down, ops.prepare_experts)
         self.ops, self.faults = ops, faults
 
     def forward(self, rows_RD: Tensor, handle: DispatchHandle) -> Tensor:
         """Run (R, D) rows, ordered by physical expert, through their experts."""
-        out_RD: Tensor = self.ops.grouped_mlp(
-            rows_RD, handle.counts, handle.experts, self.gate_up, self.down
-        )
+        out_RD: Tensor = self.ops.grouped_mlp(rows_RD, handle.counts, handle.experts, self.weights)
         if (fault := self.faults.experts_compute) is not None:
             out_RD = fault(out_RD)
         return out_RD
 
-    def replace(self, gate_up: Tensor, down: Tensor) -> None:
-        """Hold other experts from the next step on: (S, 2F, D) and (S, D, F)."""
-        self.gate_up = nn.Parameter(gate_up, requires_grad=False)
-        self.down = nn.Parameter(down, requires_grad=False)
+    def others(self, gate_up: Tensor, down: Tensor) -> ExpertWeights:
+        """Make all the state of other experts, (S, 2F, D) and (S, D, F), for `replace`."""
+        parameters = (nn.Parameter(part, requires_grad=False) for part in (gate_up, down))
+        weights = ExpertWeights(*parameters, self.ops.prepare_experts)
+        weights.refresh()
+        return weights
+
+    def replace(self, weights: ExpertWeights) -> None:
+        """Hold these experts from the next step on."""
+        self.weights = weights
+        self.gate_up, self.down = weights.gate_up, weights.down

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from engine.config import ModelConfig
 from engine.exchange.dispatch import Dispatcher, LocalDispatcher
 from engine.faults import Faults
+from engine.kernels.dense import Product
 from engine.kernels.registry import Ops
 from engine.model.attention import Attention
 from engine.model.kv_cache import KVCache
 from engine.model.layers import MLP, Linear, RMSNorm, Rotary, blank
-from engine.model.moe import MoE
+from engine.model.moe import Experts, MoE
 from engine.model.step import StepContext
 from engine.routing.gate import Gate
 
@@ -51,6 +52,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, ops)
+        self.tied_head: Product | None = None
 
     def forward(self, cache: KVCache, step: StepContext) -> Tensor:
         """Run T rows through all layers; returns (T, D) before the final norm."""
@@ -63,8 +65,13 @@ class Transformer(nn.Module):
 
     def head(self, x_BD: Tensor) -> Tensor:
         """Return the (B, V) fp32 logits of B rows."""
-        weight = self.embed.weight if self.config.tie_word_embeddings else self.lm_head.weight
-        logits_BV: Tensor = self.ops.linear(self.norm(x_BD), weight)
+        x_BD = self.norm(x_BD)
+        if not self.config.tie_word_embeddings:
+            logits_BV: Tensor = self.lm_head(x_BD)
+        elif self.tied_head is not None:
+            logits_BV = self.tied_head(x_BD)
+        else:
+            logits_BV = self.ops.linear(x_BD, self.embed.weight)
         return logits_BV.float()
 
     def set_dtype(self, dtype: torch.dtype) -> None:
@@ -74,6 +81,17 @@ class Transformer(nn.Module):
                 continue
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 tensor.data = tensor.data.to(dtype)
+
+    def refresh(self) -> None:
+        """Make from the weights what the fastest paths read; call it whenever they have changed."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.refresh()
+            elif isinstance(module, Experts):
+                module.weights.refresh()
+        if self.config.tie_word_embeddings and self.ops.prepare_linear is not None:
+            # A copy: the embedding reads whole rows, which must stay together in memory.
+            self.tied_head = self.ops.prepare_linear(self.embed.weight.detach().clone())
 
 
 class Layer(nn.Module):

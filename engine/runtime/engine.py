@@ -24,13 +24,13 @@ import torch
 from engine.checkpoint.load import read_config
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import Ask
-from engine.cluster.rank import Rank
+from engine.cluster.rank import Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
 from engine.config import EngineConfig, ModelConfig, SamplingParams
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
-from engine.kernels.registry import Target, bind
+from engine.kernels.registry import bind
 from engine.model.sampler import logprobs
 from engine.model.step import StageClock
 from engine.model.tokenizer import Tokenizer
@@ -307,9 +307,7 @@ class Engine:
     def _own_rank(self, num_positions: int) -> Rank:
         """Load the whole model into this process."""
         config = self.config
-        self.ops = bind(
-            Target(device="cpu", dtype=config.dtype, deterministic=config.deterministic)
-        )
+        self.ops = bind(target_of(config, self.model_config))
         transformer = load_model(
             config.model,
             self.model_config,

@@ -107,9 +107,14 @@ class Stage:
             first_line=self.telemetry.key.hex(),
             folder=ROOT,
         )
-        self._thread = threading.Thread(target=self._run)
+        # A daemon: a test run that is broken off here must not wait for it.
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.url = str(self.child.report(60)["url"])
+        try:
+            self.url = str(self.child.report(60)["url"])
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.stopped.set()

@@ -24,7 +24,7 @@ QUIET = {"fetchNews": "false", "checkForUpdates": False}
 _CURRENT = "window.jupyterapp.shell.currentWidget"
 _ITS_OWN = re.compile(
     # a busy machine
-    r"Plugin \S+ (took .*ms|is taking too long) to activate"
+    r"Plugin .* (took .*ms|is taking too long) to activate"
     # a kernel that was ended while JupyterLab still asked it things
     r"|History was unable to be retrieved"
     r"|Could not restore the debugger state: Canceled future for debug_request"

@@ -63,7 +63,7 @@ def on_step(visit: Visit, step: int) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_five_viewers_follow_one_explores_and_all_end_on_the_same_step(links, open_page):
     presenter = open_page(links["presenter_url"] + "&theme=light")
     presenter.wait_for_text("role", "You present")
@@ -99,5 +99,6 @@ def test_five_viewers_follow_one_explores_and_all_end_on_the_same_step(links, op
     viewers[0].page.keyboard.press("Escape")
     for visit in [presenter, *viewers, late]:
         on_step(visit, 5)
-        visit.page.locator('[data-bind="cs1"]', has_text="✓").wait_for()
+        # What is measured here takes many answers of the engine, and six browsers share its cores.
+        visit.page.locator('[data-bind="cs1"]', has_text="✓").wait_for(timeout=240_000)
         visit.assert_clean()

@@ -15,8 +15,10 @@ import psutil
 import pytest
 
 from engine.errors import ConfigError, MachineError, RequestError
-from workbench import drills
+from workbench import drills, paths
 from workbench.drills.client import clean
+from workbench.drills.opening import fresh_hashes
+from workbench.drills.scenario import find
 from workbench.drills.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -95,29 +97,71 @@ def test_a_drill_is_worked_on_from_a_second_terminal_and_ctrl_c_restores(tmp_pat
     assert [e["act"] for e in journal["events"] if e["what"] == "act"] == ["publish"]
 
 
+NOTHING = {"found": None, "how": "no drill was running", "proof": None}
+
+
+def assert_restored(proof, facts):
+    """Check that every hash from before the drill, as announced then, is the one after it."""
+    assert proof["restored"] and set(proof["hashes"]) == {"weights", "table", "policy"}
+    for name, part in proof["hashes"].items():
+        assert part["before"] == part["after"] == facts["hashes"][name] and len(part["after"]) == 64
+
+
 @pytest.mark.timeout(300)
-def test_killing_the_runner_ends_the_engine_and_reset_is_idempotent(tmp_path):
+def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path):
     with runner("hot-expert", tmp_path) as (process, facts):
+        said("act", "smooth", "--bonus", "2", state=tmp_path)
         process.kill()
         wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 20)
-    assert Store.at(tmp_path).current() is not None
     with pytest.raises(MachineError, match="no drill is running"):
         drills.attach(tmp_path)
-    first, second = drills.reset(tmp_path), drills.reset(tmp_path)
-    assert first["found"] == "hot-expert" and "gone" in first["how"]
-    assert second == {"found": None, "how": "no drill was running", "proof": None}
+    code, out, err = said("reset", "--json", state=tmp_path)
+    done = json.loads(out)
+    assert code == 0 and done["found"] == "hot-expert" and "its runner has gone" in done["how"], err
+    assert_restored(done["proof"], facts)
+    assert drills.reset(tmp_path) == NOTHING
+    _, journal = Store.at(tmp_path).read()
+    assert [event["act"] for event in journal["events"] if event["what"] == "act"] == ["smooth"]
+    assert journal["result"]["proof"] == done["proof"] and journal["result"]["grade"] is None
+
+
+@pytest.mark.timeout(300)
+def test_when_the_engine_is_killed_too_a_fresh_one_is_as_the_first_was(tmp_path):
+    with runner("half-updated-table", tmp_path) as (process, facts):
+        os.kill(int(facts["process"].split(":")[0]), signal.SIGKILL)
+        process.kill()
+        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 20)
+    code, out, err = said("reset", "--json", state=tmp_path)
+    done = json.loads(out)
+    assert code == 0 and done["found"] == "half-updated-table" and "has gone" in done["how"], err
+    assert_restored(done["proof"], facts)
+    assert drills.reset(tmp_path) == NOTHING
     assert Store.at(tmp_path).read()[1]["ended"]
     code, out, _ = said("report", state=tmp_path)
     assert code == 0 and "has gone" in Path(out.strip()).read_text("utf-8")
+
+
+def test_a_fresh_engine_that_is_not_as_the_first_is_called_so(tmp_path):
+    store = Store.at(tmp_path)
+    facts = {"drill": "hot-expert", "journal": "a", "model": paths.DEFAULT_MODEL}
+    hashes = fresh_hashes(find("hot-expert"), paths.DEFAULT_MODEL)
+    for wrong in hashes:
+        store.announce(facts | {"hashes": hashes | {wrong: "0" * 64}})
+        proof = drills.reset(tmp_path)["proof"]
+        unequal = [name for name, part in proof["hashes"].items() if not part["equal"]]
+        assert not proof["restored"] and unequal == [wrong]
+    store.announce(facts | {"hashes": hashes, "model": str(tmp_path / "moved")})
+    assert drills.reset(tmp_path)["proof"] is None
 
 
 @pytest.mark.slow
 def test_reset_restores_a_living_drill_and_proves_it(tmp_path):
     with runner("hot-expert", tmp_path) as (_process, facts):
         done = drills.reset(tmp_path)
-        assert done["found"] == "hot-expert" and done["proof"]["restored"]
+        assert done["found"] == "hot-expert" and done["how"] == "restored and ended"
+        assert_restored(done["proof"], facts)
         wait_for(lambda: ended(facts), 20)
-    assert drills.reset(tmp_path)["found"] is None
+    assert drills.reset(tmp_path) == NOTHING
 
 
 @pytest.mark.slow
@@ -126,8 +170,9 @@ def test_reset_ends_a_drill_that_does_not_answer(tmp_path):
         os.kill(int(facts["process"].split(":")[0]), signal.SIGSTOP)
         done = drills.reset(tmp_path)
         assert done["found"] == "hot-expert" and "did not answer" in done["how"]
+        assert_restored(done["proof"], facts)
         wait_for(lambda: ended(facts), 20)
-    assert drills.reset(tmp_path)["found"] is None
+    assert drills.reset(tmp_path) == NOTHING
 
 
 @pytest.mark.slow
@@ -184,9 +229,9 @@ def test_what_a_dead_drill_left_is_cleared_and_a_running_one_is_not(tmp_path):
         assert not clean(store) and store.current()
         with pytest.raises(MachineError, match="hot-expert is running"), store.locked():
             pass
-    assert store.current() is None
-    store.announce({"drill": "hot-expert", "journal": "a"})
+    assert not store.busy and store.current()
     assert clean(store) and not clean(store)
+    assert store.current() is None
     assert store.read("a")[1]["ended"]
 
 

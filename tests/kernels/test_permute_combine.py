@@ -7,12 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels import grouped_gemm, reference, tiled
+from engine.kernels import cpu_experts, grouped_gemm, reference, tiled
 from engine.kernels.combine import combine
+from engine.kernels.experts import ExpertWeights
 from engine.kernels.permute import permute
 from tests.numerics import close
 
-GROUPED = (grouped_gemm.grouped_mlp, tiled.grouped_mlp)
+GROUPED = (
+    (grouped_gemm.grouped_mlp, None),
+    (tiled.grouped_mlp, None),
+    (cpu_experts.columns_mlp, cpu_experts.prepare_columns),
+    (cpu_experts.packed_mlp, cpu_experts.prepare_packed),
+)
 
 
 def test_permutation_of_a_small_batch_is_that_of_the_docstring():
@@ -73,7 +79,9 @@ def batch(tokens, experts, k, width, inner, *, loads="random", skip=False):
 def run_moe(grouped, x, ids, weights, gate_up, down, experts=None):
     experts = experts or list(range(len(gate_up)))
     source, row_of, counts = permute(ids, len(experts))
-    out = grouped(x.index_select(0, source), counts, experts, gate_up, down)
+    fn, prepare = grouped
+    stacks = ExpertWeights(gate_up.clone(), down.clone(), prepare)
+    out = fn(x.index_select(0, source), counts, experts, stacks)
     return combine(out, weights, row_of)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from engine import Engine, EngineConfig
+from engine.runtime.telemetry import Telemetry
+from tests.runtime.telemetry_examples import KEY
 
 MODEL = Path(__file__).parents[2] / "data/models/polyglot-moe"
 DRAFT = Path(__file__).parents[2] / "data/models/polyglot-draft"
@@ -63,3 +66,10 @@ def make_engine():
 @pytest.fixture
 def prompts():
     return list(PROMPTS)
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    stream = Telemetry(key=KEY, max_hz=50.0)
+    yield stream
+    stream.close()

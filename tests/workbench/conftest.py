@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from engine.events import Event
+from workbench.trace import Recorder, Trace, save
+from workbench.trace import synthetic as made
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -71,3 +75,23 @@ def workbench(capfd, monkeypatch) -> Callable[..., Ended]:
         return Ended(code, out, err)
 
     return run
+
+
+def record(events: Iterable[Event]) -> Trace:
+    """Return the trace of these events."""
+    recorder = Recorder()
+    for event in events:
+        recorder.emit(event)
+    return recorder.trace()
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """A trace of six steps."""
+    return record(made.run(made.start_event(), steps=6, rows=3))
+
+
+@pytest.fixture
+def file(trace: Trace, tmp_path: Path) -> Path:
+    """Its file."""
+    return save(trace, tmp_path / "run.moetrace")

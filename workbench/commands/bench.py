@@ -88,6 +88,24 @@ def decode(
     _print(result, as_json)
 
 
+@app.command()
+def dashboard(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    parts: Annotated[
+        str, typer.Option(metavar="PART,…", help="Of engine, frames and watched.")
+    ] = "engine,frames,watched",
+    rounds: RoundsOption = 4,
+    seconds: Annotated[float, typer.Option(help="How long each measurement takes.")] = 4.0,
+    as_json: JsonOption = False,
+) -> None:
+    """What looking costs the engine, and what those who look see; some minutes, real browsers."""
+    from workbench.bench.dashboard import run
+
+    chosen = tuple(parts.split(","))
+    _print(run(paths.model_folder(model), parts=chosen, rounds=rounds, seconds=seconds), as_json)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):

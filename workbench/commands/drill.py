@@ -11,25 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench import paths
-from workbench.options import JsonOption, ModelOption
+from workbench.commands import drill_act
+from workbench.options import JsonOption, ModelOption, StateOption
 from workbench.output import print_json, say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from workbench.drills import Drill
 
 app = typer.Typer(help="Find and repair faults in a running engine.", no_args_is_help=True)
-act_app = typer.Typer(help="Change the drill's engine, as an operator would.", no_args_is_help=True)
-app.add_typer(act_app, name="act")
+app.add_typer(drill_act.app, name="act")
 
 DrillArgument = Annotated[str, typer.Argument(metavar="ID", help="A drill; see `drill list`.")]
-StateOption = Annotated[
-    Path | None,
-    typer.Option("--state", metavar="DIR", help="Where the running drill and journals are kept."),
-]
-LayerOption = Annotated[int | None, typer.Option(help="MoE layer; without it, every layer.")]
-_MARKS = {"pass": "✓", "fail": "✗", "could not run": "?"}
 _LOOK_EVERY_S = 0.2
 _SIGNALS_EVERY_S = 5.0
 
@@ -52,12 +44,13 @@ def list_drills(as_json: JsonOption = False) -> None:
 def show(drill: DrillArgument, as_json: JsonOption = False) -> None:
     """Show what is known when the drill begins: the symptom, the signals, the question."""
     from workbench.drills import find
+    from workbench.drills.words import briefing_text
 
     briefing = find(drill).briefing
     if as_json:
         print_json(briefing)
     else:
-        _print_briefing(_console(), briefing)
+        print(briefing_text(briefing))
 
 
 @app.command()
@@ -78,6 +71,8 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Start a drill and keep it running; work on it from a second terminal. Ctrl-C restores."""
+    from workbench.drills.words import result_text
+
     if rehearse is not None:
         result = _rehearse(drill, rehearse, model, seed, minutes)
     else:
@@ -85,7 +80,7 @@ def run(
     if as_json:
         print_json(result)
     else:
-        _print_result(_console(), result)
+        print(result_text(result))
     ended_well = bool(result["proof"]["restored"]) and (
         result["grade"] is None or result["grade"]["passed"]
     )
@@ -97,25 +92,11 @@ def run(
 def observe(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Measure the signals now, with load, table and policy."""
     from workbench.drills.client import joined
+    from workbench.drills.words import observation_text
 
     with joined(state) as drill:
         seen = drill.observe()
-    if as_json:
-        print_json(seen)
-        return
-    console = _console()
-    _print_verdicts(console, seen["signals"])
-    table, policy = seen["table"], seen["policy"]
-    console.print(f"\nrows by layer and device ({seen['rows']:,} token rows since the last change)")
-    for layer, rows in enumerate(seen["device_rows"]):
-        console.print(f"  layer {layer}: {'  '.join(f'{n:>5}' for n in rows)}")
-    console.print("rows by layer and expert")
-    for layer, rows in enumerate(seen["expert_counts"]):
-        console.print(f"  layer {layer}: {'  '.join(f'{n:>5}' for n in rows)}")
-    console.print(f"table    version {table['version']}, hash {table['sha256'][:12]}")
-    console.print(f"planned  version {table['planned']['version']}, "
-                  f"hash {table['planned']['sha256'][:12]}")  # fmt: skip
-    console.print(f"policy   {policy}")
+    print_json(seen) if as_json else print(observation_text(seen))
 
 
 @app.command()
@@ -136,13 +117,14 @@ def diagnose(
 def check(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Run the drill's checks; exit 1 unless all pass."""
     from workbench.drills.client import joined
+    from workbench.drills.words import verdicts_text
 
     with joined(state) as drill:
         found = drill.check()
     if as_json:
         print_json(found)
     else:
-        _print_verdicts(_console(), list(found["checks"].values()))
+        print(verdicts_text(found["checks"].values()))
     if any(verdict["outcome"] != "pass" for verdict in found["checks"].values()):
         raise typer.Exit(1)
 
@@ -161,13 +143,14 @@ def hint(state: StateOption = None, as_json: JsonOption = False) -> None:
 def finish(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Hand in: check once more, grade, restore the engine and prove it."""
     from workbench.drills.client import joined
+    from workbench.drills.words import result_text
 
     with joined(state) as drill:
         result = drill.finish()
     if as_json:
         print_json(result)
     else:
-        _print_result(_console(), result)
+        print(result_text(result))
     if not result["grade"] or not result["grade"]["passed"]:
         raise typer.Exit(1)
 
@@ -199,107 +182,19 @@ def report(
 
 @app.command()
 def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
-    """End whatever drill runs or was left behind, restored; again does nothing."""
+    """End whatever drill runs or was left behind, restored; exit 1 if that is not proven."""
     from workbench.drills import reset as run_reset
+    from workbench.drills.words import proof_text
 
     done = run_reset(state)
     if as_json:
         print_json(done)
-        return
-    print(f"{done['found']}: {done['how']}" if done["found"] else done["how"])
-    if done["proof"]:
-        _print_proof(_console(), done["proof"])
-
-
-# ---- acts
-
-
-@act_app.command()
-def smooth(
-    bonus: Annotated[float, typer.Option(help="In logits; 0 switches it off.")],
-    state: StateOption = None,
-) -> None:
-    """Give the experts of a sequence's previous token a bonus."""
-    _act(state, "smooth", bonus=bonus)
-
-
-@act_app.command()
-def bias(
-    expert: Annotated[int, typer.Option()],
-    value: Annotated[float, typer.Option(help="Added to the expert's logit.")],
-    layer: LayerOption = None,
-    state: StateOption = None,
-) -> None:
-    """Add a value to an expert's logit."""
-    _act(state, "bias", expert=expert, value=value, layer=layer)
-
-
-@act_app.command()
-def ban(
-    expert: Annotated[int, typer.Option()], layer: LayerOption = None, state: StateOption = None
-) -> None:
-    """Never choose an expert."""
-    _act(state, "ban", expert=expert, layer=layer)
-
-
-@act_app.command()
-def force(
-    experts: Annotated[list[int], typer.Argument(help="Experts always chosen.")],
-    layer: LayerOption = None,
-    state: StateOption = None,
-) -> None:
-    """Always choose these experts."""
-    _act(state, "force", experts=experts, layer=layer)
-
-
-@act_app.command("clear-policy")
-def clear_policy(state: StateOption = None) -> None:
-    """Forget bans, forced experts, biases and smoothing."""
-    _act(state, "clear-policy")
-
-
-@act_app.command()
-def publish(state: StateOption = None) -> None:
-    """Publish a whole new table: experts in order, one copy each."""
-    _act(state, "publish")
-
-
-@act_app.command()
-def rebalance(
-    spare: Annotated[int, typer.Option(help="Room for copies on each device.")] = 1,
-    state: StateOption = None,
-) -> None:
-    """Publish a table planned for the load since the last change."""
-    _act(state, "rebalance", spare=spare)
-
-
-@act_app.command()
-def replicate(
-    layer: Annotated[int, typer.Option()],
-    expert: Annotated[int, typer.Option()],
-    spare: Annotated[int, typer.Option(help="Room for copies on each device.")] = 1,
-    state: StateOption = None,
-) -> None:
-    """Publish a table with a copy of one expert on every device."""
-    _act(state, "replicate", layer=layer, expert=expert, spare=spare)
-
-
-@act_app.command()
-def move(
-    layer: Annotated[int, typer.Option()],
-    expert: Annotated[int, typer.Option()],
-    device: Annotated[int, typer.Option(help="Where it goes.")],
-    state: StateOption = None,
-) -> None:
-    """Publish a table in which an expert has moved to another device."""
-    _act(state, "move", layer=layer, expert=expert, device=device)
-
-
-def _act(state: Path | None, act: str, **arguments: Any) -> None:
-    from workbench.drills.client import joined
-
-    with joined(state) as drill:
-        print(drill.act(act, **arguments)["said"])
+    else:
+        print(f"{done['found']}: {done['how']}" if done["found"] else done["how"])
+        if done["proof"]:
+            print(proof_text(done["proof"]))
+    if done["found"] and not (done["proof"] and done["proof"]["restored"]):
+        raise typer.Exit(1)
 
 
 # ---- running
@@ -327,6 +222,7 @@ def _run(
     """Hold the drill's process until it ends or a signal asks; return its result."""
     from engine.errors import MachineError
     from workbench.drills import start
+    from workbench.drills.words import briefing_text
     from workbench.lifecycle import Ended, ending_signals
 
     with ending_signals():
@@ -335,7 +231,7 @@ def _run(
             with start(drill, state=state, model=model, seed=seed, minutes=minutes) as running:
                 try:
                     if not as_json:
-                        _print_briefing(_console(), running.briefing())
+                        print(briefing_text(running.briefing()), flush=True)
                     say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
                     _hold(running, quiet=as_json)
                 except Ended as asked:
@@ -367,56 +263,3 @@ def _hold(running: Drill, *, quiet: bool) -> None:
             signals = ", ".join(f"{name} {value:.3g}" for name, value in state["signals"].items())
             say(f"{state['elapsed_s']:6.0f} s  {signals or 'gathering rows'}")
         shown_at = time.monotonic()
-
-
-# ---- printing
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_briefing(console: Console, briefing: dict[str, Any]) -> None:
-    console.print(f"{briefing['title']}  ({briefing['id']}, {briefing['minutes']:g} min)\n")
-    console.print(briefing["description"] + "\n")
-    console.print("Signals: " + ", ".join(briefing["signals"]))
-    console.print(f"\n{briefing['question']}")
-    for option, text in briefing["options"].items():
-        console.print(f"  {option:<18} {text}")
-    console.print("\nworkbench drill observe · hint · act … · check · diagnose OPTION · finish")
-
-
-def _print_verdicts(console: Console, verdicts: list[dict[str, Any]]) -> None:
-    for verdict in verdicts:
-        value = "" if verdict["value"] is None else f"{verdict['value']:.3g}"
-        before = "" if verdict["steady"] is None else f", before {verdict['steady']:.3g}"
-        right = "" if verdict["low"] is None else (
-            f" (right: {verdict['low']:.3g} to {verdict['high']:.3g}{before})"
-        )  # fmt: skip
-        mark = _MARKS[verdict["outcome"]]
-        console.print(f"{mark} {verdict['outcome']:<13} {verdict['name']}: {value}{right}")
-        if verdict["message"]:
-            console.print(f"    {verdict['message']}")
-
-
-def _print_result(console: Console, result: dict[str, Any]) -> None:
-    marks = result["grade"]
-    console.print(f"\n{result['drill']}: {result['reason']} after {result['elapsed_s']:g} s, "
-                  f"{result['clues']} clues")  # fmt: skip
-    if marks:
-        for name, part in marks["parts"].items():
-            console.print(f"  {name:<20} {part['earned']:>3} of {part['possible']}")
-        word = "passed" if marks["passed"] else "not passed"
-        console.print(f"  {'together':<20} {marks['points']:>3} of {marks['possible']}: {word}")
-        console.print(f"\n{result['solution']}")
-    _print_proof(console, result["proof"])
-
-
-def _print_proof(console: Console, proof: dict[str, Any]) -> None:
-    word = "restored" if proof["restored"] else "NOT restored: this engine is thrown away"
-    console.print(f"\nThe engine is {word}:")
-    for name, part in proof["hashes"].items():
-        sign = "=" if part["equal"] else "≠"
-        console.print(f"  {name:<8} before {part['before'][:16]} {sign} after {part['after'][:16]}")

@@ -23,46 +23,54 @@ from workbench.output import print_json, say
 
 if TYPE_CHECKING:
     from engine.events import Event, Sink
+    from workbench.trace import Recorder
+
+TextArgument = Annotated[
+    str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
+]
+PromptFileOption = Annotated[
+    Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from it.")
+]
+TopPOption = Annotated[
+    float, typer.Option(help="Keep the likeliest tokens up to this probability.")
+]
+StopOption = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")
+]
+TraceOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write all rows to a .moetrace file.")
+]
+ForceOption = Annotated[
+    str | None, typer.Option(metavar="E,E,…", help="Always choose these experts, in every layer.")
+]
+BanOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[L:]E", help="Never choose this expert; may be repeated."),
+]
+BiasOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[L:]E=V", help="Add V to the expert's logit; may be repeated."),
+]
 
 
 def generate(
-    text: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
-    ] = None,
+    text: TextArgument = None,
     *,
-    prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from it.")
-    ] = None,
+    prompt_file: PromptFileOption = None,
     max_tokens: Annotated[int, typer.Option(help="Most new tokens; 0 only runs the prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens up to this probability.")
-    ] = 1.0,
+    top_p: TopPOption = 1.0,
     seed: SeedOption = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="End before this text; may be repeated."),
-    ] = None,
+    stop: StopOption = None,
     devices: DevicesOption = 1,
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     deterministic: DeterministicOption = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all rows to a .moetrace file.")
-    ] = None,
-    force_experts: Annotated[
-        str | None,
-        typer.Option(metavar="E,E,…", help="Always choose these experts, in every layer."),
-    ] = None,
-    ban_expert: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[L:]E", help="Never choose this expert; may be repeated."),
-    ] = None,
-    bias: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[L:]E=V", help="Add V to the expert's logit; may be repeated."),
-    ] = None,
+    trace: TraceOption = None,
+    force_experts: ForceOption = None,
+    ban_expert: BanOption = None,
+    bias: BiasOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue TEXT with the model and report how its tokens were routed."""
@@ -73,7 +81,7 @@ def generate(
     from workbench.prompts import read_prompt
     from workbench.tally import Tally
     from workbench.trace import Recorder
-    from workbench.trace.store import check_place, save
+    from workbench.trace.store import check_place
 
     prompt = read_prompt(text, prompt_file)
     params = SamplingParams(
@@ -87,19 +95,17 @@ def generate(
     policy = Policy.parse(force_experts, ban_expert or (), bias or ())
     if trace is not None:
         check_place(trace)
-
     tally, recorder = Tally(), Recorder()
     heard: list[Sink] = [tally, *([recorder] if trace else []), *([] if as_json else [Printer()])]
-    with closing(
-        open_engine(
-            model=model,
-            dtype=dtype,
-            devices=devices,
-            deterministic=deterministic,
-            sink=Tee(heard),
-            hash_logits=as_json,
-        )
-    ) as engine:
+    engine = open_engine(
+        model=model,
+        dtype=dtype,
+        devices=devices,
+        deterministic=deterministic,
+        sink=Tee(heard),
+        hash_logits=as_json,
+    )
+    with closing(engine):
         policy.apply(engine)
         began = time.perf_counter()
         (completion,) = engine.generate([prompt], params)
@@ -111,12 +117,19 @@ def generate(
         print(flush=True)
         say(report.generation_summary(result, seconds))
     if trace is not None:
-        recorded = recorder.trace()
-        save(recorded, trace)
-        if recorded.dropped.steps:
-            say(f"the first {recorded.dropped.steps} steps were too much for the trace's memory")
-        if not as_json:
-            say(f"trace with {recorded.num_rows} rows written to {trace}")
+        _save(recorder, trace, quiet=as_json)
+
+
+def _save(recorder: Recorder, file: Path, *, quiet: bool) -> None:
+    """Write what was recorded; say so unless `quiet`, and what is missing in any case."""
+    from workbench.trace.store import save
+
+    recorded = recorder.trace()
+    save(recorded, file)
+    if recorded.dropped.steps:
+        say(f"the first {recorded.dropped.steps} steps were too much for the trace's memory")
+    if not quiet:
+        say(f"trace with {recorded.num_rows} rows written to {file}")
 
 
 class Printer:

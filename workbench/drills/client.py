@@ -15,13 +15,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from engine.errors import MachineError, RequestError
+from engine.errors import MachineError, RequestError, WorkbenchError
 from engine.runtime.telemetry import Message, TelemetryClient
 from workbench import paths
+from workbench.drills.proof import compared
 from workbench.drills.scenario import find
 from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
@@ -233,30 +234,54 @@ def clean(store: Store) -> bool:
 
 
 def reset(state: str | Path | None = None) -> dict[str, Any]:
-    """End whatever drill runs or was left in a state folder; again does nothing.
+    """End whatever drill runs or was left in a state folder, restored; again does nothing.
+
+    A living engine is restored. Of one whose process was killed nothing is left, so a fresh engine
+    is started and held against the hashes from before the drill.
 
     Returns:
-        `found`, the drill ended or None; `how`, in words; `proof`, the hashes where a living engine
-        was restored.
+        `found`, the drill ended or None; `how`, in words; `proof`, the hashes before and after.
     """
     store = Store.at(state)
-    facts = store.current()
-    if clean(store):
-        return {"found": facts and facts["drill"], "how": _GONE["reason"], "proof": None}
-    if facts is None or not store.busy:
+    facts, busy = store.current(), store.busy
+    if facts is None:
         return {"found": None, "how": "no drill was running", "proof": None}
-    proof: dict[str, Any] | None = None
-    how = "restored and ended"
+    found = {"found": facts["drill"]}
+    if busy:
+        proof = _finish(store)
+        if not _gone(store, 5.0):
+            _kill(facts["process"])
+            _gone(store, 5.0)
+        clean(store)
+        if proof is not None:
+            return found | {"how": "restored and ended", "proof": proof}
+        how = "it did not answer, so its process was ended, and its engine with it"
+        return found | {"how": how, "proof": _fresh_proof(facts)}
+    clean(store)
+    result = store.read(facts["journal"])[1].get("result")
+    if result:
+        return found | {"how": f"ended before: {result['reason']}", "proof": result["proof"]}
+    return found | {"how": _GONE["reason"], "proof": _fresh_proof(facts)}
+
+
+def _finish(store: Store) -> dict[str, Any] | None:
+    """Ask a living drill to restore and end; return its proof, or None if it does not answer."""
     try:
         with joined(store.folder) as drill:
-            proof = drill.finish("reset", graded=False)["proof"]
+            proof: dict[str, Any] = drill.finish("reset", graded=False)["proof"]
     except (MachineError, RequestError):
-        how = "it did not answer, so its process was ended, and its engine with it"
-    if not _gone(store, 5.0):
-        _kill(facts["process"])
-        _gone(store, 5.0)
-    clean(store)
-    return {"found": facts["drill"], "how": how, "proof": proof}
+        return None
+    return proof
+
+
+def _fresh_proof(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Hold a fresh engine against the hashes a drill announced; None if none can be started."""
+    from workbench.drills.opening import fresh_hashes
+
+    try:
+        return compared(facts["hashes"], fresh_hashes(find(facts["drill"]), facts["model"]))
+    except WorkbenchError:
+        return None
 
 
 def _gone(store: Store, wait_s: float) -> bool:

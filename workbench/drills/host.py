@@ -1,15 +1,17 @@
 """The drill's own process: engine, traffic and session behind a loopback socket.
 
 `python -m workbench.drills.host` is started by `workbench.drills.client.start`, reads one line of
-JSON on standard input, prints one line of JSON when the drill runs, and ends with its parent. It
-listens with the engine's telemetry, so whoever has the key may both watch the engine and send the
-drill's commands.
+JSON on standard input, prints one line of JSON when the drill runs, and ends with its parent: if
+that is killed, the engine is restored and the journal written first. It listens with the engine's
+telemetry, so whoever has the key may both watch the engine and send the drill's commands.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -28,6 +30,8 @@ from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_iden
 OPTIONS = ("drill", "state", "model", "seed", "minutes", "parent")
 LINGER_S = 1.0
 """How long an ended drill stays to let its last answer out."""
+ORPHANED_S = 10.0
+"""How long a drill whose runner was killed may take to restore its engine."""
 OVERDUE_S = 30.0
 """A drill whose time has been up for so long without ending is stopped from outside its loop."""
 
@@ -36,9 +40,16 @@ def main() -> int:
     """Run one drill until it ends; return the exit code."""
     try:
         options = _options(sys.stdin.readline())
-        end_with_parent(options["parent"], watch_stdin=True)
+        orphaned = threading.Event()
+
+        def wind_up() -> None:
+            orphaned.set()
+            os.kill(os.getpid(), signal.SIGTERM)  # `Ended` in the main thread, which restores
+            time.sleep(ORPHANED_S)
+
         with ending_signals():
-            return run(**options)
+            end_with_parent(options["parent"], watch_stdin=True, last=wind_up)
+            return run(**options, orphaned=orphaned)
     except Ended:
         return 0
     except WorkbenchError as wrong:
@@ -54,8 +65,12 @@ def run(
     seed: int | None = None,
     minutes: float | None = None,
     parent: str | None = None,
+    orphaned: threading.Event,
 ) -> int:
     """Host one drill in this process.
+
+    What was announced is forgotten at the end unless the drill was orphaned: then a later `reset`
+    finds it and tells how it ended.
 
     Raises:
         ConfigError: the drill or an option is not valid.
@@ -71,15 +86,18 @@ def run(
                 _watch(session)
                 session.break_it()
                 _serve(session, desk)
-                store.announce(_facts(scenario.id, name, stream, parent))
+                store.announce(_facts(session, name, stream, parent))
                 print(json.dumps({"ready": True, "journal": name}), flush=True)
                 _loop(session, desk, lambda: store.save(name, session.journal()))
             except Ended as asked:
-                session.finish(f"ended by {asked.name}", graded=False)
+                reason = "its runner has gone" if orphaned.is_set() else f"ended by {asked.name}"
+                session.finish(reason, graded=False)
             finally:
                 if session.phase != "new":
                     session.finish("broken off", graded=False)
                     store.save(name, session.journal())
+                if not orphaned.is_set():
+                    store.forget()
         return 0 if session.result and session.result["proof"]["restored"] else 1
 
 
@@ -120,8 +138,6 @@ def _serve(session: Session, desk: Desk) -> None:
 
 def _watch(session: Session) -> None:
     """Throw the process away if its loop does not end the drill in time: the last resort."""
-    import os
-
     limit_s = session.minutes * 60 + OVERDUE_S
 
     def watch() -> None:
@@ -131,10 +147,12 @@ def _watch(session: Session) -> None:
     threading.Thread(target=watch, name="overdue", daemon=True).start()
 
 
-def _facts(drill: str, journal: str, stream: Telemetry, parent: str | None) -> dict[str, Any]:
+def _facts(session: Session, journal: str, stream: Telemetry, parent: str | None) -> dict[str, Any]:
     host, port = stream.address
     return {
-        "drill": drill,
+        "drill": session.scenario.id,
+        "model": str(session.engine.config.model),
+        "hashes": session.hashes,
         "journal": journal,
         "address": [host, port],
         "key": stream.key.hex(),

@@ -120,6 +120,13 @@ def broken_rows(readings: Readings) -> float:
     return float(readings.trace.columns["steps/bad_rows"].sum())
 
 
+def device_rows(readings: Readings) -> list[list[int]]:
+    """Return (L, G) rows by layer and device; no probe, but what an operator looks at."""
+    grid = np.arange(readings.table.num_devices)
+    rows: list[list[int]] = (_devices(readings)[..., None] == grid).sum(axis=(0, 2)).tolist()
+    return rows
+
+
 PROBES: dict[str, Callable[..., float]] = {
     probe.__name__: probe
     for probe in (

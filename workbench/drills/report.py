@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-_MARKS = {"pass": "✓", "fail": "✗", "could not run": "?"}
+from workbench.drills.words import MARKS
+
 _CLASSES = {"pass": "good", "fail": "bad", "could not run": "open"}
 _WIDTH, _HEIGHT = 640, 120
 
@@ -57,7 +58,7 @@ def _grade(result: Mapping[str, Any]) -> str:
         f"<b>{part['earned']} of {part['possible']}</b></div>"
         for name, part in marks["parts"].items()
     )
-    mark = _MARKS["pass" if marks["passed"] else "fail"]
+    mark = MARKS["pass" if marks["passed"] else "fail"]
     return (
         f"<section class='card {kind}'><h2>{mark} {word}: {marks['points']} of "
         f"{marks['possible']}</h2>{bars}</section>"
@@ -82,7 +83,7 @@ def _facts(
 
 def _checks(checks: Mapping[str, Mapping[str, Any]]) -> str:
     lines = "".join(
-        f"<tr class={_CLASSES[check['outcome']]}><td>{_MARKS[check['outcome']]} "
+        f"<tr class={_CLASSES[check['outcome']]}><td>{MARKS[check['outcome']]} "
         f"{_text(check['outcome'])}</td><td>{_text(check['name'])}<small>"
         f"{_text(check['message'])}</small></td><td class=n>{_number(check['value'])}</td>"
         f"<td class=n>{_number(check['low'])} to {_number(check['high'])}</td>"

@@ -8,16 +8,14 @@ The description tells the symptom only.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError, MachineError, nearest
+from engine.errors import ConfigError, nearest
 from workbench import paths
+from workbench.schema import call_faults, read_yaml, schema_faults
 
 REPAIR, HARMLESS = "repair", "harmless"
 """The kinds of check: the symptom is gone; nothing else was broken."""
@@ -177,12 +175,7 @@ def read(path: Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, breaks the schema, or names something that does not exist.
     """
-    yaml = _library("yaml")
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
-        raise ConfigError(f"{path.name} cannot be read: {wrong}.") from None
-    return parse(raw, path.name, drill=path.stem)
+    return parse(read_yaml(path), path.name, drill=path.stem)
 
 
 def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
@@ -196,27 +189,12 @@ def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
     Raises:
         ConfigError: the contents break a rule; the message names file, place and rule.
     """
-    for message in schema_faults(raw):
+    for message in schema_faults(raw, folder() / "schema.json"):
         raise ConfigError(f"{file}: {message}")
     scenario = _scenario(raw)
     for message in _faults(scenario, drill):
         raise ConfigError(f"{file}: {message}")
     return scenario
-
-
-def schema_faults(raw: Any) -> Iterator[str]:
-    """Yield what breaks the schema, one sentence each."""
-    jsonschema = _library("jsonschema")
-    schema = json.loads((folder() / "schema.json").read_text(encoding="utf-8"))
-    validator = jsonschema.Draft202012Validator(schema)
-    for error in sorted(validator.iter_errors(raw), key=lambda error: error.json_path):
-        place = error.json_path.removeprefix("$").removeprefix(".") or "the file"
-        if error.validator == "additionalProperties":
-            known = list(error.schema["properties"])
-            for key in sorted(set(error.instance) - set(known)):
-                yield f"{place}: unknown key {key!r}{nearest(str(key), known)}"
-        else:
-            yield f"{place}: {error.message}."
 
 
 def _scenario(raw: Mapping[str, Any]) -> Scenario:
@@ -283,14 +261,14 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
         yield f"id ({scenario.id}) must be the file's name, {drill}."
     probes = (*scenario.signals, *scenario.stop, *(check.probe for check in scenario.checks))
     for probe in probes:
-        yield from _unknown("probe", probe.call.func, probe.call.arguments, PROBES, 1)
+        yield from call_faults("probe", probe.call.func, probe.call.arguments, PROBES)
         if probe.tolerance.low > probe.tolerance.high:
             yield f"probe {probe.call.name!r}: the tolerance's range must ascend."
     for call in (*scenario.method, *scenario.rollbacks):
-        yield from _unknown("action", call.func, call.arguments, ACTIONS, 1)
+        yield from call_faults("action", call.func, call.arguments, ACTIONS)
     for repair in (*scenario.repairs, *scenario.false_trails):
         for act, arguments in repair.acts:
-            yield from _unknown("act", act, arguments, ACTS, 2)
+            yield from call_faults("act", act, arguments, ACTS, given=2)
     if scenario.cause not in scenario.options:
         yield f"solution.cause ({scenario.cause}) must be one of the diagnosis options."
     ids = [check.id for check in scenario.checks]
@@ -300,39 +278,3 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     if points != 100:
         yield f"the points of diagnosis and checks must sum to 100, not {points}."
     yield from undone(scenario.method, scenario.rollbacks)
-
-
-def _unknown(
-    kind: str,
-    name: str,
-    arguments: Mapping[str, Any],
-    known: Mapping[str, Callable[..., Any]],
-    given: int,
-) -> Iterator[str]:
-    """Yield what is wrong with a call; its first `given` arguments come from the frame."""
-    if name not in known:
-        yield f"unknown {kind} {name!r}{nearest(name, known)} known: {', '.join(known)}."
-        return
-    parameters = list(inspect.signature(known[name]).parameters)[given:]
-    for argument in arguments:
-        if argument not in parameters:
-            yield f"{kind} {name}: unknown argument {argument!r}{nearest(argument, parameters)}"
-            return
-    try:
-        inspect.signature(known[name]).bind(*(None,) * given, **arguments)
-    except TypeError as wrong:
-        yield f"{kind} {name}: {wrong}."
-
-
-def _library(name: str) -> Any:
-    """Import a library of the extra `ui`.
-
-    Raises:
-        MachineError: it is missing.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MachineError(
-            f"drills need {name}; install the extra with `pip install -e '.[ui]'`."
-        ) from None

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import ConfigError, MachineError, RequestError
-from engine.routing.table import RoutingTable
 from workbench.drills.acts import Hands, perform
 from workbench.drills.checks import (
     COULD_NOT_RUN,
@@ -26,23 +25,17 @@ from workbench.drills.checks import (
     key,
     measure,
 )
+from workbench.drills.evidence import Evidence
 from workbench.drills.injector import ACTIONS, Target
-from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable
-from workbench.drills.proof import hashes
+from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable, device_rows
+from workbench.drills.proof import compared, hashes
 from workbench.drills.scenario import Call, Scenario
 from workbench.drills.window import Window
-from workbench.traffic import Prompt, Traffic, corpus_prompts
 
 if TYPE_CHECKING:
     from engine import Engine
-    from engine.runtime.engine import RequestOutput
 
-PATIENCE_STEPS = 400
-"""Steps a check waits for evidence."""
 SAMPLE_EVERY_S = 1.0
-QUESTIONS = 12
-"""Texts asked about; each is cut at `CUTS` places."""
-CUTS = (0.4, 0.6, 0.8, 1.0)
 
 
 class Session:
@@ -87,18 +80,18 @@ class Session:
         self.minutes = scenario.minutes if minutes is None else minutes
         if not 0 < self.minutes <= 120:
             raise ConfigError(f"minutes ({self.minutes:g}) must be above 0 and at most 120.")
-        prompts = corpus_prompts(seed=self.seed)
-        self._traffic = Traffic(prompts, running, self.seed)
-        self._questions = _questions(engine, prompts)
-        self._known: tuple[int, ...] = ()
+        self.hashes: dict[str, str] = {}
+        """What must be equal again at the end, by `proof.hashes`."""
         self._undo: list[Call] = []
-        self._before: dict[str, str] = {}
         self._sampled_at = -np.inf
         table = engine.table
         self._target = Target(
             engine.control, table, np.random.default_rng(self.seed), self.minutes * 60
         )
         self._target.planned.append({"version": table.version, "sha256": table.sha256()})
+        self._evidence = Evidence(
+            engine, window, self._target.planned, running=running, seed=self.seed
+        )
 
     # ---- the drill's course
 
@@ -108,8 +101,8 @@ class Session:
         Raises:
             MachineError: the engine is not steady; nothing was broken.
         """
-        self._gather(2 * self._needed_rows())
-        self._known = tuple(self._ask())
+        self._evidence.gather(2 * self._needed_rows())
+        self._evidence.write_down_answers()
         readings = self.readings()
         probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
         for probe in {key(probe): probe for probe in probes}.values():
@@ -128,8 +121,8 @@ class Session:
 
     def snapshot(self) -> None:
         """Take the hashes that the engine must have again at the end."""
-        self._before = hashes(self.engine)
-        self._note("steady", values=dict(self.steady), hashes=dict(self._before))
+        self.hashes = hashes(self.engine)
+        self._note("steady", values=dict(self.steady), hashes=dict(self.hashes))
 
     def break_it(self) -> None:
         """Register the undo, then run the method; the lease runs from here."""
@@ -143,13 +136,13 @@ class Session:
             ACTIONS[call.func](self._target, **call.arguments)
         self._note("started", lease_s=self.minutes * 60)
         self.phase = "running"
-        self._changed()
+        self._evidence.clear()
 
     def step(self) -> bool:
         """Run one step of traffic and look at the clock; False when the drill has ended."""
         if self.phase != "running":
             return False
-        self._run_step()
+        self._evidence.step()
         if self._clock() - self._began >= self.minutes * 60:
             self.finish("the time is up")
         elif self._clock() - self._sampled_at >= SAMPLE_EVERY_S:
@@ -172,12 +165,13 @@ class Session:
             "clues": self.clues,
             "table_version": self.engine.table.version,
             "signals": self.samples[-1]["values"] if self.samples else {},
+            "sampled_s": self.samples[-1]["at_s"] if self.samples else None,
             "checks": {name: verdict.outcome for name, verdict in self.verdicts.items()},
         }
 
     def observe(self) -> dict[str, Any]:
         """Measure every signal now, and show load, table and policy as an operator sees them."""
-        self._gather(self._needed_rows())
+        self._evidence.gather(self._needed_rows())
         readings, engine = self.readings(), self.engine
         control = engine.control.state()
         return {
@@ -186,7 +180,7 @@ class Session:
             ],
             "rows": readings.trace.num_rows,
             "expert_counts": readings.trace.expert_counts().tolist(),
-            "device_rows": _device_rows(readings),
+            "device_rows": device_rows(readings),
             "table": {
                 "version": readings.table.version,
                 "sha256": readings.table.sha256(),
@@ -212,7 +206,7 @@ class Session:
         said = perform(name, arguments, hands, self.window.trace())
         self.acts.append({"act": name, **arguments})
         self._note("act", act=name, arguments=arguments, said=said)
-        self._changed()
+        self._evidence.clear()
         return {"said": said}
 
     def diagnose(self, option: str) -> dict[str, Any]:
@@ -238,7 +232,7 @@ class Session:
             RequestError: the drill has ended.
         """
         self._require_running()
-        self._gather(self._needed_rows())
+        self._evidence.gather(self._needed_rows())
         self.verdicts = examine(self.scenario.checks, self.readings(), self.steady)
         found = {name: verdict.as_dict() for name, verdict in self.verdicts.items()}
         self._note("check", outcomes={name: v.outcome for name, v in self.verdicts.items()})
@@ -295,21 +289,16 @@ class Session:
         for call in self._undo:
             ACTIONS[call.func](self._target, **call.arguments)
         after = hashes(self.engine)
-        before = self._before or after
-        proof = {
-            name: {"before": before[name], "after": after[name], "equal": before[name] == digest}
-            for name, digest in after.items()
-        }
-        restored = all(part["equal"] for part in proof.values())
-        self._note("restored", restored=restored)
-        return {"restored": restored, "hashes": proof}
+        proof = compared(self.hashes or after, after)
+        self._note("restored", restored=proof["restored"])
+        return proof
 
     def journal(self) -> dict[str, Any]:
         """Return all that happened, fit for JSON."""
         return {
             "format": 1,
             "briefing": self.scenario.briefing,
-            "state": self.state() | {"signals": {}},
+            "state": self.state() | {"signals": {}, "sampled_s": None},
             "steady": dict(self.steady),
             "signals": [
                 {
@@ -334,13 +323,7 @@ class Session:
 
     def readings(self) -> Readings:
         """Return what an operator has before them now."""
-        return Readings(
-            trace=self.window.trace(),
-            table=self.engine.table,
-            planned=self._target.planned[-1],
-            ask=self._ask,
-            known=self._known,
-        )
+        return self._evidence.readings()
 
     # ---- inside
 
@@ -352,33 +335,6 @@ class Session:
         """Return the rows that the most demanding probe wants to see."""
         probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
         return max(int(probe.call.arguments.get("rows", ROWS)) for probe in probes)
-
-    def _gather(self, rows: int) -> None:
-        """Run traffic until the window holds enough rows, within patience."""
-        for _ in range(PATIENCE_STEPS):
-            if self.window.num_rows >= rows:
-                return
-            self._run_step()
-
-    def _run_step(self) -> list[RequestOutput]:
-        self._traffic.fill(self.engine)
-        outputs = self.engine.step()
-        self._traffic.settle(outputs)
-        return outputs
-
-    def _ask(self) -> list[int]:
-        """Ask every question beside the traffic; return the first token of each answer."""
-        from engine import SamplingParams
-
-        one = SamplingParams(max_tokens=1, ignore_eos=True)
-        waiting = [self.engine.add(question, one, label="known") for question in self._questions]
-        given: dict[int, int] = {}
-        with self.window.closed():
-            while len(given) < len(waiting):
-                for output in self._run_step():
-                    if output.completion and output.label == "known":
-                        given[output.request_id] = output.completion.token_ids[0]
-        return [given[request_id] for request_id in waiting]
 
     def _sample(self) -> None:
         """Note the cheap signals, and end the drill where a stop condition is broken."""
@@ -395,27 +351,5 @@ class Session:
                 self.finish(f"stopped: {verdict.name} is {verdict.value:.3g}", graded=False)
                 return
 
-    def _changed(self) -> None:
-        """Begin new evidence: what was recorded before a change says nothing about it."""
-        self.window.clear()
-
     def _note(self, what: str, **detail: Any) -> None:
         self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
-
-
-def _questions(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
-    """Return beginnings of the first texts; what follows each is a known question."""
-    questions = []
-    for prompt in prompts[:QUESTIONS]:
-        tokens = engine.tokenizer.encode(prompt.text)
-        questions += [tokens[: max(2, round(len(tokens) * cut))] for cut in CUTS]
-    return questions
-
-
-def _device_rows(readings: Readings) -> list[list[int]]:
-    """Return (L, G) rows by layer and device."""
-    table: RoutingTable = readings.table
-    devices = table.rank_of_phy[readings.trace.columns["rows/phy_ids"].astype(np.int64)]
-    grid = np.arange(table.num_devices)
-    rows: list[list[int]] = (devices[..., None] == grid).sum(axis=(0, 2)).tolist()
-    return rows

@@ -43,7 +43,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one drill.
+        """Hold the folder for one drill; what it announces stays until `forget`.
 
         Raises:
             MachineError: another drill runs in it.
@@ -55,11 +55,8 @@ class Store:
                 f"the drill {now.get('drill', '?')} is running in {self.folder} already; finish it "
                 "with `workbench drill finish` or end it with `workbench drill reset`."
             )
-        try:
+        with handle:
             yield
-        finally:
-            self.forget()
-            handle.close()
 
     @property
     def busy(self) -> bool:

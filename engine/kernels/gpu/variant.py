@@ -28,6 +28,8 @@ class Variant:
     are; an argument left out costs vector loads and asynchronous copies."""
     num_warps: int = 4
     num_stages: int = 3
+    fp_fusion: bool = True
+    """Whether a product and a sum may be rounded once (fused multiply-add)."""
     dtype: str = "fp32"
     """Of the operands: fp32, bf16, fp16, fp8, int8."""
     needs_tensor_cores: bool = False

@@ -77,6 +77,8 @@ class Aggregator:
     """Adds up events; `frame` reads the sums. Not thread-safe: one thread owns it."""
 
     _first_s: float
+    _framed: Int64
+    """(L, E) rows counted up to the last frame, over all domains."""
 
     def __init__(self, prompt_text: Callable[[Sequence[int]], str] | None = None) -> None:
         self.prompt_text = prompt_text
@@ -113,12 +115,13 @@ class Aggregator:
         self._forget(now_s)
         arrays: dict[str, npt.NDArray[Any]] = {}
         if self._start is not None:
+            counted = self._total.sum(axis=0)
             arrays = {
-                "counts": self._fresh.sum(axis=0).astype("<i4"),
+                "counts": (counted - self._framed).astype("<i4"),
                 "total": self._total.astype("<i8"),
                 "smoothed": self._smoothed.astype("<f4"),
             }
-            self._fresh[:] = 0
+            self._framed = counted
         return Message(Kind.FRAME, seq, now_s, self._meta(now_s), arrays)
 
     def _reset(self, start: StartEvent | None) -> None:
@@ -138,9 +141,9 @@ class Aggregator:
         self._table_version = start.table_version if start else 0
         self._frame_s = -math.inf
         layers, experts = (len(start.moe_layers), start.num_experts) if start else (0, 0)
-        self._fresh: Int64 = np.zeros((0, layers, experts), np.int64)
-        self._total = self._fresh.copy()
-        self._smoothed = self._fresh.astype(np.float64)
+        self._total: Int64 = np.zeros((0, layers, experts), np.int64)
+        self._smoothed = self._total.astype(np.float32)
+        self._framed = np.zeros((layers, experts), np.int64)
 
     # ---- one method per kind of event
 
@@ -202,7 +205,6 @@ class Aggregator:
             full = len(self._domains) == MAX_DOMAINS - 1
             self._domains.append("other" if full else label)
             row = ((0, 1), (0, 0), (0, 0))
-            self._fresh = np.pad(self._fresh, row)
             self._total = np.pad(self._total, row)
             self._smoothed = np.pad(self._smoothed, row)
             return len(self._domains) - 1
@@ -226,7 +228,6 @@ class Aggregator:
         base_TL = domain_T[:, None] * layers + np.arange(layers)
         flat = (base_TL[:, :, None] * experts + ids_TLK)[(ids_TLK >= 0) & (ids_TLK < experts)]
         counted = np.bincount(flat, minlength=domains * layers * experts)
-        self._fresh += counted.reshape(self._total.shape)
         self._total += counted.reshape(self._total.shape)
         self._smoothed += counted.reshape(self._total.shape)
 

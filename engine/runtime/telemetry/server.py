@@ -54,7 +54,7 @@ class Telemetry:
         *,
         key: bytes | None = None,
         port: int = 0,
-        max_hz: float = 10.0,
+        max_hz: float = 12.5,
         on_control: OnControl | None = None,
         prompt_text: Callable[[Sequence[int]], str] | None = None,
     ) -> None:

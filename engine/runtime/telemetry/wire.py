@@ -72,20 +72,22 @@ class Message:
 
 def encode(message: Message) -> bytes:
     """Turn a message into bytes, its length first."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     listing: list[list[Any]] = []
     for name, array in message.arrays.items():
         array = np.ascontiguousarray(array)
         if array.dtype.str not in DTYPES:
             raise TypeError(f"array {name!r} has dtype {array.dtype.str}, not one of {DTYPES}")
         listing.append([name, array.dtype.str, list(array.shape)])
-        parts.append(_pad(array.tobytes(), b"\0"))
+        # Not copied here: the join below is the one copy of what may be megabytes.
+        parts += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % 8)]
     meta = {**message.meta, "arrays": listing} if listing else message.meta
     text = json.dumps(meta, separators=(",", ":"), allow_nan=False, default=_plain)
-    meta_bytes = _pad(text.encode(), b" ")
+    meta_bytes = text.encode()
+    meta_bytes += b" " * (-len(meta_bytes) % 8)
     head = _HEAD.pack(MAGIC, VERSION, message.kind, message.seq, message.time_s, len(meta_bytes), 0)
-    body = b"".join([head, meta_bytes, *parts])
-    return _LENGTH.pack(len(body)) + body
+    length = len(head) + len(meta_bytes) + sum(map(len, parts))
+    return b"".join([_LENGTH.pack(length), head, meta_bytes, *parts])
 
 
 def decode(body: bytes) -> Message:
@@ -138,7 +140,9 @@ class Splitter:
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(decode(bytes(self._buffer[_LENGTH.size : end])))
+            with memoryview(self._buffer) as view:
+                body = bytes(view[_LENGTH.size : end])
+            messages.append(decode(body))
             del self._buffer[:end]
         return messages
 
@@ -178,10 +182,6 @@ def _entry(entry: object) -> tuple[str, str, tuple[int, ...]]:
             if all(type(n) is int and 0 <= n <= MAX_FRAME_BYTES for n in shape):
                 return name, dtype, tuple(shape)
     raise WireError(f"array entry {str(entry)[:80]!r} is malformed")
-
-
-def _pad(data: bytes, fill: bytes) -> bytes:
-    return data + fill * (-len(data) % 8)
 
 
 def _plain(value: object) -> Any:

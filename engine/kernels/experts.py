@@ -1,0 +1,71 @@
+"""All that belongs to the experts of one layer, in one place.
+
+The weights are the truth. What a kernel wants beside them (matrices laid out for a library, int8
+values with their scales) is made from them by `refresh`, so whoever changes, moves or swaps an
+expert's weights calls that and nothing else. Made by `engine.model.moe`, read by the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from engine.kernels import checks
+
+
+class Matrix(NamedTuple):
+    """One expert's matrix as a kernel wants it."""
+
+    values: Tensor
+    """What is multiplied; its layout is the kernel's secret."""
+    scales_O: Tensor | None
+    """(O,) fp32, one an output channel of an int8 matrix; None in the weights' own format."""
+    num_bytes: int
+    """Memory beside the weights; 0 for a view of them."""
+
+
+Prepared = Sequence[tuple[Matrix, Matrix]]
+"""For each expert its matrices `gate_up` and `down`."""
+Prepare = Callable[[Tensor, Tensor], Prepared]
+
+
+@dataclass(slots=True)
+class ExpertWeights:
+    """The one owner of E experts' weights and of everything made from them."""
+
+    gate_up: Tensor
+    """(E, 2F, D), gate rows before up rows; the parameter itself, not a copy."""
+    down: Tensor
+    """(E, D, F)."""
+    prepare: Prepare | None = None
+    """Makes what the chosen kernel wants; None where it reads the weights as they are."""
+    prepared: Prepared | None = field(default=None, init=False)
+    """What `prepare` made last; None before the first `refresh`."""
+
+    def refresh(self) -> None:
+        """Make everything again from the weights; call it whenever they have changed.
+
+        Raises:
+            KernelError: the two stacks do not fit each other, or cannot be quantised.
+        """
+        checks.experts(self.gate_up, self.down)
+        self.prepared = None
+        if self.prepare is not None:
+            self.prepared = self.prepare(self.gate_up, self.down)
+
+    def of(self, expert: int) -> tuple[Matrix, Matrix]:
+        """Return what was made for one expert; makes it for all at the first call."""
+        if self.prepared is None:
+            self.refresh()
+        assert self.prepared is not None, "this kernel reads the weights as they are"
+        return self.prepared[expert]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights and of what was made from them."""
+        made: Any = (m.num_bytes for pair in self.prepared or () for m in pair)
+        own = (t.numel() * t.element_size() for t in (self.gate_up, self.down))
+        return sum(own) + sum(made)

@@ -1,0 +1,66 @@
+"""oneDNN's products with weights packed once, as torch exposes them on x86 CPUs.
+
+A kernel is compiled, in about a millisecond, for each new number of rows; callers round theirs up
+with `size_class`, so that they are few. Called by `dense` and `cpu_experts`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def missing(dtype: str) -> str | None:
+    """Say why this build of torch or this processor cannot run packed products of `dtype`."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    ):
+        return "this build of torch has no oneDNN"
+    if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this processor has no bf16 products"
+    return None
+
+
+def size_class(count: int) -> int:
+    """Round a number of rows up to one of few: exact to 16, then eight to each doubling.
+
+    17 becomes 18, 33 becomes 36, 100 becomes 104.
+    """
+    if count <= 16:
+        return count
+    step = 1 << (count - 1).bit_length() - 4
+    return -(-count // step) * step
+
+
+def pack(matrix_OI: Tensor) -> Tensor:
+    """Return a copy of an fp32 or bf16 matrix in the layout that `linear` reads."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix_OI.contiguous(), None)
+    return packed
+
+
+def linear(x_TI: Tensor, packed: Tensor) -> Tensor:
+    """Multiply contiguous rows, at least one, by a packed matrix; (T, O)."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, None, "none", [], "")
+    return out
+
+
+def pack_int8(values_OI: Tensor) -> Tensor:
+    """Return a copy of an int8 matrix in the layout that `linear_int8` reads."""
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(values_OI.contiguous(), None)
+    return packed
+
+
+def linear_int8(values_TI: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
+    """Multiply contiguous int8 rows, at least two, by a packed int8 matrix.
+
+    Sums are int32. With one row oneDNN compiles its kernel again at every call, in 8 ms.
+
+    Returns:
+        (T, O) fp32, scaled by output channel.
+    """
+    no_zero_point = torch.zeros(1, dtype=torch.int64)
+    out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        values_TI, 1.0, 0, packed, scales_O, no_zero_point,
+        None, 1.0, 0, torch.float32, "none", [], "",
+    )  # fmt: skip
+    return out

@@ -1,0 +1,112 @@
+"""What a drill says in a terminal: every outcome with its sign and its word."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.drills.scenario import find
+from workbench.drills.words import (
+    MARKS,
+    briefing_text,
+    observation_text,
+    proof_text,
+    result_text,
+    verdicts_text,
+)
+
+VERDICT = {
+    "name": "devices alike",
+    "outcome": "fail",
+    "value": 2.54321,
+    "steady": 1.25,
+    "low": 0.0,
+    "high": 1.5,
+    "message": "One device still has most rows.",
+}
+PROOF = {
+    "restored": False,
+    "hashes": {
+        "weights": {"before": "a" * 64, "after": "a" * 64, "equal": True},
+        "policy": {"before": "b" * 64, "after": "c" * 64, "equal": False},
+    },
+}
+RESULT = {
+    "drill": "hot-expert",
+    "reason": "finished",
+    "grade": {
+        "passed": False,
+        "points": 40,
+        "possible": 100,
+        "parts": {"cause": {"earned": 40, "possible": 40}, "repair": {"earned": 0, "possible": 60}},
+    },
+    "solution": "An expert was favoured.",
+    "elapsed_s": 12.0,
+    "clues": 1,
+    "proof": PROOF,
+}
+
+
+def test_a_verdict_shows_value_and_limits_and_its_message_below():
+    assert verdicts_text([VERDICT]).splitlines() == [
+        "✗ fail          devices alike: 2.54 (right: 0 to 1.5, before 1.25)",
+        "    One device still has most rows.",
+    ]
+
+
+def test_a_verdict_without_numbers_leaves_them_out():
+    open_ = VERDICT | {"outcome": "could not run", "value": None, "steady": None, "low": None}
+    first = verdicts_text([open_]).splitlines()[0]
+    assert first == "? could not run devices alike: "
+    assert verdicts_text([VERDICT | {"message": ""}]).count("\n") == 0
+    assert set(MARKS) == {"pass", "fail", "could not run"} and len(set(MARKS.values())) == 3
+
+
+def test_a_result_shows_each_part_their_sum_the_solution_and_the_proof():
+    lines = result_text(RESULT).splitlines()
+    assert lines[:4] == [
+        "hot-expert: finished after 12 s, 1 clue",
+        "  cause                 40 of 40",
+        "  repair                 0 of 60",
+        "  together              40 of 100: not passed",
+    ]
+    assert "An expert was favoured." in lines and "NOT restored" in result_text(RESULT)
+    passed = RESULT | {"grade": RESULT["grade"] | {"passed": True, "points": 100}}
+    assert "100 of 100: passed" in result_text(passed)
+
+
+def test_an_ungraded_result_keeps_the_solution_to_itself():
+    text = result_text(RESULT | {"grade": None})
+    assert "together" not in text and RESULT["solution"] not in text
+
+
+def test_a_proof_shows_both_hashes_and_whether_they_are_equal():
+    _, weights, policy = proof_text(PROOF).splitlines()
+    assert f"{'a' * 16} = after {'a' * 16}" in weights
+    assert f"{'b' * 16} ≠ after {'c' * 16}" in policy
+    assert proof_text(PROOF | {"restored": True}).startswith("The engine is restored:")
+
+
+@pytest.mark.parametrize("drill", ["hot-expert", "routing-jitter"])
+def test_a_briefing_holds_every_option(drill):
+    briefing = find(drill).briefing
+    text = briefing_text(briefing)
+    for option, meaning in briefing["options"].items():
+        assert any(option in line and meaning in line for line in text.splitlines())
+    assert briefing["description"] in text and find(drill).solution not in text
+
+
+def test_an_observation_shows_load_by_device_and_expert_and_both_hashes():
+    table = {"version": 3, "sha256": "d" * 64, "planned": {"version": 2, "sha256": "e" * 64}}
+    seen = {
+        "signals": [VERDICT],
+        "rows": 1234,
+        "device_rows": [[7, 8], [9, 10]],
+        "expert_counts": [[1, 2, 3], [4, 5, 6]],
+        "table": table,
+        "policy": {"banned": [(0, 1)]},
+    }
+    text = observation_text(seen)
+    assert "(1,234 token rows since the last change)" in text
+    assert "  layer 1:     9     10" in text and "  layer 0:     1      2      3" in text
+    assert f"version 3, hash {'d' * 12}\n" in text and f"version 2, hash {'e' * 12}\n" in text
+    assert text.endswith("policy   {'banned': [(0, 1)]}")

@@ -1,0 +1,273 @@
+"""The watched engine: a process of its own on one core that runs, listens and measures itself.
+
+`python -m workbench.bench.dashboard.process` reads JSON lines from standard input. The first says
+what to be, each further one is a question and gets one JSON line as its answer:
+
+    {"key", "core", "parent", "model", "running", "shape"}    be this; answer {"address", "pid"}
+    {"do": "measure", "seconds"}         what the steps of so long took
+    {"do": "stream", "on"}               hand events to the stream, or do not
+    {"do": "extra", "kind"}              one request more: none, plain or watched
+
+Without a model the engine is invented: events of the given shape, as fast as one of that kind might
+give them. It ends with its standard input, or with its parent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import queue
+import statistics
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from engine.events import Event, RequestEvent, StepEvent, Tee, TextEvent
+from engine.runtime.telemetry import Telemetry
+from workbench.desk import Desk
+from workbench.lifecycle import end_with_parent
+
+EXTRAS = ("none", "plain", "watched")
+EXTRA_TOKENS = 64
+"""New tokens of an extra request: with its prompt, no more than are recorded."""
+INVENTED_STEP_S = 0.02
+INVENTED_DOMAINS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn of the loop."""
+
+    ms: float
+    rows: int
+    prefill_rows: int
+    new_tokens: int
+    watched: bool
+
+
+class Work(Protocol):
+    """What the loop turns."""
+
+    valve: Valve
+
+    def step(self) -> Sample:
+        """Run one step and what the loop does around it."""
+
+    def extra(self, kind: str) -> int:
+        """Keep one request more; return how many rows a step then has."""
+
+
+class Valve:
+    """A sink that can be shut: what is behind it costs nothing then."""
+
+    def __init__(self, behind: Telemetry) -> None:
+        self._behind = behind
+        self.enabled = True
+
+    def emit(self, event: Event) -> None:
+        """Pass the event on."""
+        self._behind.emit(event)
+
+
+class Note:
+    """A sink that keeps the last step's counts and the tokens made since it was asked."""
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self.rows = self.prefill_rows = self.new_tokens = 0
+        self.watched = False
+
+    def emit(self, event: Event) -> None:
+        """Note what counts."""
+        if isinstance(event, StepEvent):
+            self.rows, self.prefill_rows = event.num_rows, event.num_prefill_rows
+            self.watched = bool(event.decisions)
+        elif isinstance(event, TextEvent):
+            self.new_tokens += 1
+
+    def sample(self, ms: float) -> Sample:
+        """Return the last step and begin to count tokens anew."""
+        tokens, self.new_tokens = self.new_tokens, 0
+        return Sample(ms, self.rows, self.prefill_rows, tokens, self.watched)
+
+
+class RealWork:
+    """The engine of `workbench start` on its mixed traffic, one thread for a product."""
+
+    def __init__(self, model: str, running: int, telemetry: Telemetry, desk: Desk) -> None:
+        from engine import Engine, EngineConfig
+        from workbench.actions import serve_actions
+        from workbench.traffic import Traffic, corpus_prompts
+        from workbench.window import Window
+
+        window, self.note, self.valve = Window(), Note(), Valve(telemetry)
+        config = EngineConfig(model=model, num_devices=4, num_threads=1)
+        self.engine = Engine(config, sink=Tee((self.valve, window, self.note)))
+        telemetry.show_prompts(self.engine.tokenizer.decode)
+        self._prompts = corpus_prompts()
+        self.traffic = Traffic(self._prompts, running)
+        self._desk, self._running = desk, running
+        self._kind, self._extra, self._added = EXTRAS[0], -1, 0
+        serve_actions(desk, self.engine, self.traffic, telemetry, window)
+
+    def step(self) -> Sample:
+        """Run one turn of the loop of `workbench start`."""
+        began = time.perf_counter()
+        self._desk.serve(0.0)
+        self.traffic.fill(self.engine)
+        outputs = self.engine.step()
+        self.traffic.settle(outputs)
+        ms = 1e3 * (time.perf_counter() - began)
+        if any(output.request_id == self._extra and output.finished for output in outputs):
+            self._add()
+        return self.note.sample(ms)
+
+    def extra(self, kind: str) -> int:
+        """Keep one request more, watched or not."""
+        before, self._extra, self._kind = self._extra, -1, kind
+        if before >= 0:
+            self.engine.abort(before)
+        self._add()
+        return self._running + (kind != EXTRAS[0])
+
+    def _add(self) -> None:
+        """Add the next extra request; watched or not, they are the same."""
+        from engine import SamplingParams
+        from workbench.traffic import WATCHED_TOKENS
+
+        if self._kind == EXTRAS[0]:
+            return
+        prompt = self._prompts[self._added % len(self._prompts)]
+        self._added += 1
+        params = SamplingParams(
+            max_tokens=EXTRA_TOKENS, temperature=0.8, seed=self._added, ignore_eos=True
+        )
+        positions = range(WATCHED_TOKENS) if self._kind == EXTRAS[2] else ()
+        self._extra = self.engine.add(prompt.text, params, label=prompt.domain, watch=positions)
+
+
+class InventedWork:
+    """Events of any shape without a model, one step every `INVENTED_STEP_S`."""
+
+    def __init__(self, shape: list[int], running: int, telemetry: Telemetry) -> None:
+        from workbench.trace.synthetic import start_event, step_event
+
+        layers, experts, top_k = shape
+        start = start_event(layers=layers, experts=experts, top_k=top_k)
+        self.note, self.valve = Note(), Valve(telemetry)
+        self._sink, self._running, self._step = Tee((self.valve, self.note)), running, 0
+        self._events = [step_event(start, step, running) for step in range(16)]
+        now = time.time()
+        self._sink.emit(replace(start, time_s=now))
+        for request in range(running):
+            label = f"domain {request % INVENTED_DOMAINS}"
+            self._sink.emit(RequestEvent(request, "added", label, now, prompt_token_ids=(1,)))
+
+    def step(self) -> Sample:
+        """Say one step, then wait for the next."""
+        began, now = time.perf_counter(), time.time()
+        event = self._events[self._step % len(self._events)]
+        self._step += 1
+        self._sink.emit(replace(event, time_s=now, step=self._step))
+        for request in range(self._running):
+            self._sink.emit(TextEvent(request, "", "word ", self._step, False, now))
+        time.sleep(max(0.0, INVENTED_STEP_S - (time.perf_counter() - began)))
+        return self.note.sample(1e3 * (time.perf_counter() - began))
+
+    def extra(self, kind: str) -> int:
+        """Change nothing: an invented engine has no requests to add."""
+        return self._running
+
+
+def main() -> None:
+    """Be the process; returns when standard input has ended."""
+    asked: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    be = json.loads(sys.stdin.readline())
+    if be["core"] is not None:
+        os.sched_setaffinity(0, {be["core"]})
+    end_with_parent(be["parent"], watch_stdin=False)
+    threading.Thread(target=_read, args=(asked,), name="questions", daemon=True).start()
+    with closing(Desk()) as desk:
+        telemetry = Telemetry(key=bytes.fromhex(be["key"]), on_control=desk.take)
+        with closing(telemetry):
+            work: Work = (
+                RealWork(be["model"], be["running"], telemetry, desk)
+                if be["model"]
+                else InventedWork(be["shape"], be["running"], telemetry)
+            )
+            _answer({"address": telemetry.address, "pid": os.getpid()})
+            _serve(work, telemetry, asked, be["running"])
+
+
+def _serve(
+    work: Work,
+    telemetry: Telemetry,
+    asked: queue.SimpleQueue[dict[str, Any] | None],
+    rows: int,
+) -> None:
+    """Step until there are no more questions; answer those that come."""
+    while True:
+        work.step()
+        try:
+            question = asked.get_nowait()
+        except queue.Empty:
+            continue
+        match question:
+            case None:
+                return
+            case {"do": "measure", "seconds": seconds}:
+                _answer(_measure(work, telemetry, seconds, rows))
+            case {"do": "stream", "on": on}:
+                work.valve.enabled = on
+                _answer({})
+            case {"do": "extra", "kind": kind}:
+                rows = work.extra(kind)
+                _answer({})
+
+
+def _measure(work: Work, telemetry: Telemetry, seconds: float, rows: int) -> dict[str, Any]:
+    """Turn the loop for `seconds`; return rates, and the time of steps of the same size.
+
+    `ms` is the mean over the steps of exactly `rows` rows, none of a prompt, so that what differs
+    between two measurements is not what the traffic happened to be.
+    """
+    gc.collect()
+    samples: list[Sample] = []
+    seq = telemetry.latest.seq if telemetry.latest else 0
+    began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+    while (spent := time.perf_counter() - began) < seconds:
+        samples.append(work.step())
+    own, whole = time.thread_time() - thread, time.process_time() - process
+    alike = [sample for sample in samples if sample.rows == rows and not sample.prefill_rows]
+    watched = [sample.ms for sample in alike if sample.watched]
+    return {
+        "seconds": spent,
+        "tokens_per_s": sum(sample.new_tokens for sample in samples) / spent,
+        "steps": len(alike),
+        "ms": statistics.fmean(sample.ms for sample in alike) if alike else None,
+        "ms_median": statistics.median(sample.ms for sample in alike) if alike else None,
+        "watched_steps": len(watched),
+        "watched_ms": statistics.fmean(watched) if watched else None,
+        "other_threads": (whole - own) / spent,
+        "frames_per_s": ((telemetry.latest.seq if telemetry.latest else 0) - seq) / spent,
+        "viewers": telemetry.num_viewers,
+    }
+
+
+def _read(asked: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    for line in sys.stdin:
+        asked.put(json.loads(line))
+    asked.put(None)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

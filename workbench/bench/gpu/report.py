@@ -1,0 +1,82 @@
+"""Write what was found: a JSON file with everything, a Markdown page with what people look for."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]
+
+
+def slug(device: str) -> str:
+    """Return a device's name for a file: `NVIDIA H200` is `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def write(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write `<device>-<date>.json` and `.md` and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{slug(report['device'])}-{datetime.date.today().isoformat()}"
+    as_json, as_page = folder / f"{stem}.json", folder / f"{stem}.md"
+    as_json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    as_page.write_text(page(report), encoding="utf-8")
+    return as_json, as_page
+
+
+def page(report: Report) -> str:
+    """Return the report as Markdown."""
+    what = "Dry run: nothing here is a measurement" if report["label"] == "dry run" else "Measured"
+    lines = [
+        f"# {report['device']}",
+        "",
+        f"{what}; `{report['command']}`, {report['seconds']} s.",
+        "",
+    ]
+    versions = report["machine"]
+    lines += [
+        f"torch {versions['torch']}, triton {versions['triton']}, Python {versions['python']}.",
+        "",
+    ]
+    lines += ["| section | result | seconds |", "|---|---|---:|"]
+    for name, section in report["sections"].items():
+        lines.append(f"| {name} | {_cell(_outcome(section))} | {section['seconds']} |")
+    for name, section in report["sections"].items():
+        if section["rows"]:
+            lines += ["", f"## {name}", "", *_table(section["rows"])]
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(section: Report) -> str:
+    rows = section["rows"]
+    counts = {
+        "wrong": sum(1 for row in rows if row.get("right") is False),
+        "failed": sum(1 for row in rows if "error" in row),
+        "not run": sum(1 for row in rows if "skipped" in row),
+    }
+    words = [section["error"]] if section["error"] else []
+    words += [f"{number} {what}" for what, number in counts.items() if number]
+    return f"{len(rows)} rows" + ("; " + "; ".join(words) if words else ", all well")
+
+
+def _table(rows: list[Report]) -> list[str]:
+    """Return a Markdown table with a column for every key; nested values as `name value`."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(key.replace("_", " ") for key in columns) + " |"]
+    lines.append("|" + "---|" * len(columns))
+    for row in rows:
+        lines.append("| " + " | ".join(_cell(row.get(key)) for key in columns) + " |")
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return str(value).replace("|", "\\|").replace("\n", " ")

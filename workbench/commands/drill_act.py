@@ -1,0 +1,102 @@
+"""`workbench drill act`: what a learner does to the drill's engine, as an operator would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from workbench.options import StateOption
+
+app = typer.Typer(help="Change the drill's engine, as an operator would.", no_args_is_help=True)
+
+LayerOption = Annotated[int | None, typer.Option(help="MoE layer; without it, every layer.")]
+
+
+@app.command()
+def smooth(
+    bonus: Annotated[float, typer.Option(help="In logits; 0 switches it off.")],
+    state: StateOption = None,
+) -> None:
+    """Give the experts of a sequence's previous token a bonus."""
+    _act(state, "smooth", bonus=bonus)
+
+
+@app.command()
+def bias(
+    expert: Annotated[int, typer.Option()],
+    value: Annotated[float, typer.Option(help="Added to the expert's logit.")],
+    layer: LayerOption = None,
+    state: StateOption = None,
+) -> None:
+    """Add a value to an expert's logit."""
+    _act(state, "bias", expert=expert, value=value, layer=layer)
+
+
+@app.command()
+def ban(
+    expert: Annotated[int, typer.Option()], layer: LayerOption = None, state: StateOption = None
+) -> None:
+    """Never choose an expert."""
+    _act(state, "ban", expert=expert, layer=layer)
+
+
+@app.command()
+def force(
+    experts: Annotated[list[int], typer.Argument(help="Experts always chosen.")],
+    layer: LayerOption = None,
+    state: StateOption = None,
+) -> None:
+    """Always choose these experts."""
+    _act(state, "force", experts=experts, layer=layer)
+
+
+@app.command("clear-policy")
+def clear_policy(state: StateOption = None) -> None:
+    """Forget bans, forced experts, biases and smoothing."""
+    _act(state, "clear-policy")
+
+
+@app.command()
+def publish(state: StateOption = None) -> None:
+    """Publish a whole new table: experts in order, one copy each."""
+    _act(state, "publish")
+
+
+@app.command()
+def rebalance(
+    spare: Annotated[int, typer.Option(help="Room for copies on each device.")] = 1,
+    state: StateOption = None,
+) -> None:
+    """Publish a table planned for the load since the last change."""
+    _act(state, "rebalance", spare=spare)
+
+
+@app.command()
+def replicate(
+    layer: Annotated[int, typer.Option()],
+    expert: Annotated[int, typer.Option()],
+    spare: Annotated[int, typer.Option(help="Room for copies on each device.")] = 1,
+    state: StateOption = None,
+) -> None:
+    """Publish a table with a copy of one expert on every device."""
+    _act(state, "replicate", layer=layer, expert=expert, spare=spare)
+
+
+@app.command()
+def move(
+    layer: Annotated[int, typer.Option()],
+    expert: Annotated[int, typer.Option()],
+    device: Annotated[int, typer.Option(help="Where it goes.")],
+    state: StateOption = None,
+) -> None:
+    """Publish a table in which an expert has moved to another device."""
+    _act(state, "move", layer=layer, expert=expert, device=device)
+
+
+def _act(state: Path | None, act: str, **arguments: Any) -> None:
+    from workbench.drills.client import joined
+
+    with joined(state) as drill:
+        print(drill.act(act, **arguments)["said"])

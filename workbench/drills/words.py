@@ -1,0 +1,94 @@
+"""What a drill says, as text for a terminal; everything comes from the drill's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from workbench.output import count
+
+MARKS = {"pass": "✓", "fail": "✗", "could not run": "?"}
+"""Sign of each outcome, beside its word."""
+
+Answer = Mapping[str, Any]
+
+
+def briefing_text(briefing: Answer) -> str:
+    """Write what is known when a drill begins."""
+    options = "\n".join(f"  {option:<18} {text}" for option, text in briefing["options"].items())
+    return (
+        f"{briefing['title']}  ({briefing['id']}, {briefing['minutes']:g} min)\n\n"
+        f"{briefing['description']}\n\n"
+        f"Signals: {', '.join(briefing['signals'])}\n\n"
+        f"{briefing['question']}\n{options}\n\n"
+        "workbench drill observe · hint · act … · check · diagnose OPTION · finish"
+    )
+
+
+def observation_text(seen: Answer) -> str:
+    """Write what an operator sees now: signals, load, table, policy."""
+    table = seen["table"]
+    return "\n".join(
+        (
+            verdicts_text(seen["signals"]),
+            "",
+            f"rows by layer and device ({seen['rows']:,} token rows since the last change)",
+            *_grid(seen["device_rows"]),
+            "rows by layer and expert",
+            *_grid(seen["expert_counts"]),
+            f"table    version {table['version']}, hash {table['sha256'][:12]}",
+            f"planned  version {table['planned']['version']}, "
+            f"hash {table['planned']['sha256'][:12]}",
+            f"policy   {seen['policy']}",
+        )
+    )
+
+
+def verdicts_text(verdicts: Iterable[Answer]) -> str:
+    """Write a line for each signal or check, and its message below it."""
+    return "\n".join(line for verdict in verdicts for line in _verdict(verdict))
+
+
+def result_text(result: Answer) -> str:
+    """Write how a drill ended, its points, its solution and its proof."""
+    lines = [
+        f"{result['drill']}: {result['reason']} after {result['elapsed_s']:g} s, "
+        f"{count(result['clues'], 'clue')}"
+    ]
+    if marks := result["grade"]:
+        parts = marks["parts"] | {"together": {"earned": marks["points"], "possible": 100}}
+        lines += [
+            f"  {name:<20} {part['earned']:>3} of {part['possible']}"
+            for name, part in parts.items()
+        ]
+        lines[-1] += f": {'passed' if marks['passed'] else 'not passed'}"
+        lines += ["", result["solution"]]
+    return "\n".join((*lines, "", proof_text(result["proof"])))
+
+
+def proof_text(proof: Answer) -> str:
+    """Write whether the engine is as it was, with the hashes."""
+    word = "restored" if proof["restored"] else "NOT restored: this engine is thrown away"
+    lines = (
+        f"  {name:<8} before {part['before'][:16]} {'=' if part['equal'] else '≠'} "
+        f"after {part['after'][:16]}"
+        for name, part in proof["hashes"].items()
+    )
+    return "\n".join((f"The engine is {word}:", *lines))
+
+
+def _grid(rows: Iterable[Iterable[int]]) -> Iterable[str]:
+    for layer, counts in enumerate(rows):
+        yield f"  layer {layer}: {'  '.join(f'{number:>5}' for number in counts)}"
+
+
+def _verdict(verdict: Answer) -> Iterable[str]:
+    value = "" if verdict["value"] is None else f"{verdict['value']:.3g}"
+    before = "" if verdict["steady"] is None else f", before {verdict['steady']:.3g}"
+    right = ""
+    if verdict["low"] is not None:
+        right = f" (right: {verdict['low']:.3g} to {verdict['high']:.3g}{before})"
+    outcome = verdict["outcome"]
+    yield f"{MARKS[outcome]} {outcome:<13} {verdict['name']}: {value}{right}"
+    if verdict["message"]:
+        yield f"    {verdict['message']}"
