@@ -103,12 +103,12 @@ class Experts(nn.Module):
 
     def others(self, gate_up: Tensor, down: Tensor) -> ExpertWeights:
         """Make all the state of other experts, (S, 2F, D) and (S, D, F), for `replace`."""
-        parameters = (nn.Parameter(part, requires_grad=False) for part in (gate_up, down))
-        weights = ExpertWeights(*parameters, self.ops.prepare_experts)
+        weights = ExpertWeights(gate_up, down, self.ops.prepare_experts)
         weights.refresh()
         return weights
 
     def replace(self, weights: ExpertWeights) -> None:
         """Hold these experts from the next step on."""
         self.weights = weights
-        self.gate_up, self.down = weights.gate_up, weights.down
+        self.gate_up = nn.Parameter(weights.gate_up, requires_grad=False)
+        self.down = nn.Parameter(weights.down, requires_grad=False)
