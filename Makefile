@@ -14,7 +14,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help install start lab test browser notebooks drills check gpu resolve clean
+.PHONY: help install start lab test browser notebooks drills soak check gpu resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
