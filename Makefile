@@ -14,7 +14,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 .DEFAULT_GOAL := help
-.PHONY: help install start lab test browser notebooks drills check resolve clean
+.PHONY: help install start lab test browser notebooks drills soak check gpu resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +40,16 @@ notebooks: $(STAMP)  ## run every notebook from top to bottom
 drills: $(STAMP)  ## walk every drill every way, and kill what runs it
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' tests/drills $(ARGS)
 
+soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak $(ARGS)
+
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Installs nothing: a GPU machine often has torch and triton already, and no network.
+gpu:  ## is every kernel right on this NVIDIA GPU, and how fast? installs nothing, 4 minutes
+	$(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m workbench.bench.gpu $(ARGS)
 
 resolve: | $(BIN)/python  ## prove that the public index alone satisfies every pin (metadata only)
 	PYTHON=$(or $(PYTHON),$(BIN)/python) bash .ci/resolve

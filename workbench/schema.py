@@ -16,6 +16,20 @@ from typing import Any
 from engine.errors import ConfigError, MachineError, nearest
 
 
+def named(kind: str, name: str, folder: Path) -> Path:
+    """Return the YAML file in `folder` that is called `name`.
+
+    Raises:
+        ConfigError: there is none; the message calls it a `kind` and names the nearest.
+    """
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
+        raise ConfigError(
+            f"unknown {kind} {name!r}{nearest(name, known)} known {kind}s: {', '.join(known)}."
+        )
+    return folder / f"{name}.yaml"
+
+
 def read_yaml(path: Path) -> Any:
     """Return what a YAML file holds.
 

@@ -6,6 +6,8 @@ the way to the engine; `export` turns them into Hugging Face names. Evaluation i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,20 +39,17 @@ MOE = ModelConfig(
 )
 """polyglot-moe: 8.4 M parameters, 3.7 M of them active for one token."""
 
-DRAFT = ModelConfig(
+DRAFT = replace(
+    MOE,
     family="qwen3",
-    vocab_size=VOCAB_SIZE,
     hidden_size=128,
     num_layers=2,
     num_heads=2,
     num_kv_heads=2,
-    head_dim=64,
     intermediate_size=384,
-    tie_word_embeddings=True,
-    max_position_embeddings=512,
-    bos_token_id=BOS_ID,
-    eos_token_id=EOS_ID,
-    pad_token_id=PAD_ID,
+    moe_intermediate_size=0,
+    num_experts=0,
+    top_k=0,
 )
 """polyglot-draft: 0.95 M parameters, the same tokenizer."""
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from workbench.drills.files import find
 from workbench.drills.opening import opened
-from workbench.drills.scenario import find
 from workbench.drills.session import Session
 
 DRILLS = ("hot-expert", "routing-jitter", "half-updated-table")

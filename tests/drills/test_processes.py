@@ -17,8 +17,8 @@ import pytest
 from engine.errors import ConfigError, MachineError, RequestError
 from workbench import drills, paths
 from workbench.drills.client import clean
+from workbench.drills.files import find
 from workbench.drills.opening import fresh_hashes
-from workbench.drills.scenario import find
 from workbench.drills.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def journal(bench):
-    from workbench.drills.scenario import find
+    from workbench.drills.files import find
     from workbench.drills.session import Session
 
     session = Session(find("half-updated-table"), bench.engine, bench.window)

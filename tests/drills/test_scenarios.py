@@ -9,7 +9,8 @@ import yaml
 
 from engine.errors import ConfigError
 from tests.drills.conftest import DRILLS
-from workbench.drills.scenario import Tolerance, find, folder, parse, scenarios
+from workbench.drills.files import find, folder, parse, scenarios
+from workbench.drills.scenario import Tolerance
 
 
 @pytest.fixture(scope="module")

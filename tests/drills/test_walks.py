@@ -8,8 +8,9 @@ from engine.errors import ConfigError, RequestError, RoutingError
 from engine.events import ControlEvent
 from tests.drills.conftest import DRILLS
 from workbench.drills.checks import COULD_NOT_RUN, FAIL, PASS, examine, grade
+from workbench.drills.files import find
 from workbench.drills.rehearsal import healthy, rehearse, ways
-from workbench.drills.scenario import REPAIR, find
+from workbench.drills.scenario import REPAIR
 
 WAYS = [(drill, way) for drill in DRILLS for way in ways(find(drill))]
 

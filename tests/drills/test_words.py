@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.drills.scenario import find
+from workbench.drills.files import find
 from workbench.drills.words import (
     MARKS,
     briefing_text,

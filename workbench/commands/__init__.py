@@ -17,6 +17,7 @@ from workbench.commands import (
     drill,
     explain,
     generate,
+    kernels,
     lab,
     model,
     start,
@@ -57,6 +58,7 @@ app.command("explain")(explain.explain)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.command("doctor")(doctor.doctor)
+app.add_typer(kernels.app, name="kernels")
 app.add_typer(drill.app, name="drill")
 app.add_typer(demo.app, name="demo")
 app.add_typer(bench.app, name="bench")

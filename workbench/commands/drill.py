@@ -203,9 +203,9 @@ def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
 def _rehearse(
     drill: str, way: str, model: str, seed: int | None, minutes: float | None
 ) -> dict[str, Any]:
+    from workbench.drills.files import find
     from workbench.drills.opening import opened
     from workbench.drills.rehearsal import rehearse
-    from workbench.drills.scenario import find
 
     with opened(find(drill), model=model, seed=seed, minutes=minutes) as session:
         return rehearse(session, way)

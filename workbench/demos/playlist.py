@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ConfigError, nearest
 from workbench import paths
-from workbench.schema import call_faults, read_yaml, schema_faults
+from workbench.schema import call_faults, named, read_yaml, schema_faults
 
 VIEWS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "text": (frozenset(), frozenset()),
@@ -105,12 +105,7 @@ def find(demo: str) -> Playlist:
     Raises:
         ConfigError: there is none, or its file is not valid.
     """
-    known = sorted(path.stem for path in folder().glob("*.yaml"))
-    if demo not in known:
-        raise ConfigError(
-            f"unknown demo {demo!r}{nearest(demo, known)} known demos: {', '.join(known)}."
-        )
-    return read(folder() / f"{demo}.yaml")
+    return read(named("demo", demo, folder()))
 
 
 def read(path: Path) -> Playlist:

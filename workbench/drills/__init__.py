@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.drills.client import Drill, attach, reset, start
-from workbench.drills.scenario import find, scenarios
+from workbench.drills.files import find, scenarios
 
 __all__ = ["Drill", "attach", "find", "list", "reset", "start"]
 

@@ -22,8 +22,8 @@ from typing import Any, Self
 from engine.errors import MachineError, RequestError, WorkbenchError
 from engine.runtime.telemetry import Message, TelemetryClient
 from workbench import paths
+from workbench.drills.files import find
 from workbench.drills.proof import compared
-from workbench.drills.scenario import find
 from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
 

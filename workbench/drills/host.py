@@ -21,8 +21,8 @@ from typing import Any
 from engine.errors import ConfigError, WorkbenchError
 from engine.runtime.telemetry import Telemetry
 from workbench.desk import Desk
+from workbench.drills.files import find
 from workbench.drills.opening import opened
-from workbench.drills.scenario import find
 from workbench.drills.session import Session
 from workbench.drills.store import Store
 from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_identity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -157,66 +159,16 @@ def overhead_by_batch(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure
     )
     if not places:
         return figure
-    names = [batch_name(line["rows_from"], line["rows_to"]) for line in records(frame)]
-    hover = [_batch_hover(name, line) for name, line in zip(names, records(frame), strict=True)]
-    own = themes.colours(theme)
-    figure.add_trace(
-        go.Scatter(
-            x=[value for name in names for value in (name, name, None)],
-            y=[
-                value
-                for line in records(frame)
-                for value in (100 * line["share_p25"], 100 * line["share_p75"], None)
-            ],
-            mode="lines",
-            name="middle half of the steps",
-            line={"width": 9, "color": own["rest"]},
-            hoverinfo="skip",
-        ),
-        row=1,
-        col=1,
-    )
+    lines = records(frame)
+    names = [batch_name(line["rows_from"], line["rows_to"]) for line in lines]
+    figure.add_trace(_middle_half(names, lines, theme), row=1, col=1)
     for state in SHOWN_STATES:
-        kept = [at for at, found in enumerate(frame["state"]) if found == state]
-        if not kept:
-            continue
-        look = themes.STATES[state]
-        figure.add_trace(
-            go.Scatter(
-                x=[names[at] for at in kept],
-                y=[100 * frame["share"].iloc[at] for at in kept],
-                mode="markers",
-                name=f"{look.symbol} {look.word}",
-                marker={
-                    "symbol": look.marker,
-                    "size": 13,
-                    "color": themes.state_colour(state, theme),
-                },
-                customdata=[hover[at] for at in kept],
-                hovertemplate="%{customdata}<extra></extra>",
-            ),
-            row=1,
-            col=1,
-        )
+        kept = [at for at, line in enumerate(lines) if line["state"] == state]
+        if kept:
+            shown = _batch_shares([names[at] for at in kept], [lines[at] for at in kept], theme)
+            figure.add_trace(shown, row=1, col=1)
     share_marks(figure, theme, overhead_marks(), words=False, row=1, col=1)
-    figure.add_trace(
-        go.Scatter(
-            x=names,
-            y=frame["routing_us_per_row"],
-            mode="lines+markers+text",
-            text=[f"{value:,.0f}" for value in frame["routing_us_per_row"]],
-            textposition="top center",
-            textfont={"color": own["muted"], "size": 12},
-            cliponaxis=False,
-            line={"color": own["accent"], "width": 2},
-            marker={"size": 9, "color": own["accent"]},
-            customdata=hover,
-            hovertemplate="%{customdata}<extra></extra>",
-            showlegend=False,
-        ),
-        row=1,
-        col=2,
-    )
+    figure.add_trace(_time_per_row(names, lines, theme), row=1, col=2)
     figure.update_xaxes(
         type="category", categoryorder="array", categoryarray=names, title="rows a step"
     )
@@ -231,6 +183,55 @@ def overhead_by_batch(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure
 def batch_name(rows_from: int, rows_to: int) -> str:
     """Return a batch size as people write it: 1, 2–3, 4–7."""
     return str(rows_from) if rows_from == rows_to else f"{rows_from}–{rows_to}"
+
+
+def _middle_half(names: Sequence[str], lines: Sequence[Line], theme: str) -> go.Scatter:
+    """Return a bar for each batch size from the first to the third quartile of its steps."""
+    return go.Scatter(
+        x=[value for name in names for value in (name, name, None)],
+        y=[
+            value
+            for line in lines
+            for value in (100 * line["share_p25"], 100 * line["share_p75"], None)
+        ],
+        mode="lines",
+        name="middle half of the steps",
+        line={"width": 9, "color": themes.colours(theme)["rest"]},
+        hoverinfo="skip",
+    )
+
+
+def _batch_shares(names: Sequence[str], lines: Sequence[Line], theme: str) -> go.Scatter:
+    """Return a mark for the share of each batch size; all of them are of one state."""
+    state = lines[0]["state"]
+    look = themes.STATES[state]
+    return go.Scatter(
+        x=list(names),
+        y=[100 * line["share"] for line in lines],
+        mode="markers",
+        name=f"{look.symbol} {look.word}",
+        marker={"symbol": look.marker, "size": 13, "color": themes.state_colour(state, theme)},
+        customdata=[_batch_hover(name, line) for name, line in zip(names, lines, strict=True)],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _time_per_row(names: Sequence[str], lines: Sequence[Line], theme: str) -> go.Scatter:
+    own = themes.colours(theme)
+    return go.Scatter(
+        x=list(names),
+        y=[line["routing_us_per_row"] for line in lines],
+        mode="lines+markers+text",
+        text=[f"{line['routing_us_per_row']:,.0f}" for line in lines],
+        textposition="top center",
+        textfont={"color": own["muted"], "size": 12},
+        cliponaxis=False,
+        line={"color": own["accent"], "width": 2},
+        marker={"size": 9, "color": own["accent"]},
+        customdata=[_batch_hover(name, line) for name, line in zip(names, lines, strict=True)],
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
 
 
 def _top(shares: pd.Series) -> float:

@@ -29,32 +29,8 @@ def stage_totals(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
     )
     for kind in KINDS:
         own = frame[frame["kind"] == kind]
-        if own.empty:
-            continue
-        figure.add_trace(
-            go.Bar(
-                y=own["stage"],
-                x=100 * own["share"],
-                orientation="h",
-                name=_kind_word(kind),
-                marker={"color": themes.state_colour(kind, theme), "cornerradius": 3},
-                text=[
-                    f"{percent(line['share'])}  ·  {milliseconds(line['ms_per_step'])} a step"
-                    for line in records(own)
-                ],
-                textposition="outside",
-                textfont={"size": 13},
-                cliponaxis=False,
-                customdata=[
-                    f"<b>{line['stage']}</b> ({themes.STATES[kind].word})<br>"
-                    f"{percent(line['share'], 3)} of all step time<br>"
-                    f"{line['ms']:,.3f} ms in all<br>"
-                    f"{line['ms_per_step']:,.4f} ms a step, mean of {whole(line['steps'])} steps"
-                    for line in records(own)
-                ],
-                hovertemplate="%{customdata}<extra></extra>",
-            )
-        )
+        if len(own):
+            figure.add_trace(_total_bars(own, kind, theme))
     if len(frame):
         symbols = [
             f"{stage}  {themes.STATES[kind].symbol}"
@@ -127,6 +103,32 @@ def stage_times(
         figure.update_xaxes(title="step", showgrid=False)
         figure.update_yaxes(title="milliseconds", rangemode="tozero")
     return figure
+
+
+def _total_bars(own: pd.DataFrame, kind: str, theme: str) -> go.Bar:
+    """Return a bar for each stage of one kind, with its share and its time a step beside it."""
+    return go.Bar(
+        y=own["stage"],
+        x=100 * own["share"],
+        orientation="h",
+        name=_kind_word(kind),
+        marker={"color": themes.state_colour(kind, theme), "cornerradius": 3},
+        text=[
+            f"{percent(line['share'])}  ·  {milliseconds(line['ms_per_step'])} a step"
+            for line in records(own)
+        ],
+        textposition="outside",
+        textfont={"size": 13},
+        cliponaxis=False,
+        customdata=[
+            f"<b>{line['stage']}</b> ({themes.STATES[kind].word})<br>"
+            f"{percent(line['share'], 3)} of all step time<br>"
+            f"{line['ms']:,.3f} ms in all<br>"
+            f"{line['ms_per_step']:,.4f} ms a step, mean of {whole(line['steps'])} steps"
+            for line in records(own)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
 
 
 def _kind_word(kind: str) -> str:

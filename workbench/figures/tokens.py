@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,13 @@ from workbench import theme as themes
 from workbench.figures.canvas import Line, chosen_layers, heat, panels, records, visible
 
 MAX_TOKENS = 64
+WEIGHT_BAR = {
+    "title": {"text": "weight", "side": "right"},
+    "thickness": 12,
+    "outlinewidth": 0,
+    "tickvals": [0, 0.25, 0.5, 0.75, 1],
+}
+"""The colour bar of the map, as plotly takes it."""
 
 
 def token_experts(
@@ -61,22 +69,12 @@ def token_experts(
     )
     for layer, (row, col) in zip(shown, places, strict=True):
         lines = own[own["layer"] == layer]
-        grid = weights(lines, num_experts)
-        bar = None
-        if row == 1:
-            bar = {"title": {"text": "weight", "side": "right"}, "thickness": 12}
-            bar |= {"outlinewidth": 0, "tickvals": [0, 0.25, 0.5, 0.75, 1]}
-        hover = np.array([_hovers(line, num_experts) for line in records(lines)]).T
-        cells = heat(grid, theme=theme, words_YX=None, hover_YX=hover, top=1.0, colorbar=bar)
-        figure.add_trace(cells, row=row, col=col)
+        bar = WEIGHT_BAR if row == 1 else None
+        figure.add_trace(_cells(lines, num_experts, theme, bar), row=row, col=col)
         figure.add_trace(_path(lines, theme), row=row, col=col)
-        figure.update_yaxes(
-            title="expert",
-            tickvals=list(range(0, num_experts, max(1, num_experts // 8))),
-            row=row,
-            col=col,
-        )
+    ticks = list(range(0, num_experts, max(1, num_experts // 8)))
     if shown:
+        figure.update_yaxes(title="expert", tickvals=ticks)
         texts = [visible(text) for text in own[own["layer"] == shown[0]]["text"]]
         figure.update_xaxes(
             tickvals=list(range(len(texts))), ticktext=texts, tickangle=-60, row=len(shown), col=1
@@ -96,6 +94,19 @@ def weights(lines: pd.DataFrame, num_experts: int) -> np.ndarray:
             if expert >= 0:
                 grid_ET[expert, at] = weight
     return grid_ET
+
+
+def _cells(
+    lines: pd.DataFrame, num_experts: int, theme: str, colorbar: dict[str, Any] | None
+) -> go.Heatmap:
+    return heat(
+        weights(lines, num_experts),
+        theme=theme,
+        words_YX=None,
+        hover_YX=np.array([_hovers(line, num_experts) for line in records(lines)]).T,
+        top=1.0,
+        colorbar=colorbar,
+    )
 
 
 def _path(lines: pd.DataFrame, theme: str) -> go.Scatter:

@@ -74,38 +74,40 @@ def device_traffic(
     outlines: list[dict[str, Any]] = []
     for layer, (row, col) in zip(shown, places, strict=True):
         own = frame[frame["layer"] == layer]
-        grid = own.pivot(index="home", columns="device", values=quantity)
-        grid = grid.reindex(index=homes, columns=devices)
-        lines = keyed(own, "home", "device")
-        figure.add_trace(
-            heat(
-                grid.to_numpy(),
-                theme=theme,
-                words_YX=[[_word(lines.get((h, d)), quantity) for d in devices] for h in homes]
-                if len(devices) <= MAX_WORDED
-                else None,
-                hover_YX=[[_hover(lines.get((h, d))) for d in devices] for h in homes],
-                top=top or 1.0,
-            ),
-            row=row,
-            col=col,
-        )
+        cells = _cells(own, homes, devices, quantity, theme, top or 1.0)
+        figure.add_trace(cells, row=row, col=col)
         axes = figure.get_subplot(row, col)
         outlines += _outlines(homes, devices, theme, axes.xaxis.anchor, axes.yaxis.anchor)
-        figure.update_xaxes(
-            title="expert's device",
-            **_ticks(devices),
-            showgrid=False,
-            zeroline=False,
-            row=row,
-            col=col,
-        )
     figure.update_layout(shapes=outlines)
+    if shown:
+        figure.update_xaxes(title="expert's device", **_ticks(devices))
+        figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(range=[len(homes) - 0.5, -0.5], **_ticks(homes))
     figure.update_yaxes(showgrid=False, zeroline=False)
     if shown:
         figure.update_yaxes(title="token's home", col=1)
     return figure
+
+
+def _cells(
+    own: pd.DataFrame,
+    homes: list[int],
+    devices: list[int],
+    quantity: str,
+    theme: str,
+    top: float,
+) -> go.Heatmap:
+    """Return the map of one layer; cells without a line in the table are blank."""
+    grid = own.pivot(index="home", columns="device", values=quantity)
+    lines = keyed(own, "home", "device")
+    words = [[_word(lines.get((home, to)), quantity) for to in devices] for home in homes]
+    return heat(
+        grid.reindex(index=homes, columns=devices).to_numpy(),
+        theme=theme,
+        words_YX=words if len(devices) <= MAX_WORDED else None,
+        hover_YX=[[_hover(lines.get((home, to))) for to in devices] for home in homes],
+        top=top,
+    )
 
 
 def _axis(values: pd.Series) -> list[int]:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from workbench.trace.schema import Array
 from workbench.trace.trace import Trace
-from workbench.views.load import shares
+from workbench.views.load import load_values
 from workbench.views.rows import ACCEPTED, chosen_rows, count_ids, row_steps
 from workbench.views.tidy import LABEL, Column, table
 
@@ -57,17 +57,9 @@ def device_load(
     Raises:
         ConfigError: an unknown cause or label.
     """
-    layers, devices = trace.start.moe_layers, trace.start.num_devices
     kept = chosen_rows(trace, causes)
-    counts_LG = count_ids(devices_of_pairs(trace, tables)[kept], devices)
-    share_LG = shares(counts_LG)
-    values = {
-        "layer": np.repeat(layers, devices),
-        "device": np.tile(np.arange(devices), len(layers)),
-        "rows": counts_LG.ravel(),
-        "share": share_LG.ravel(),
-        "load": share_LG.ravel() * devices,
-    }
+    counts_LG = count_ids(devices_of_pairs(trace, tables)[kept], trace.start.num_devices)
+    values = load_values(trace.start.moe_layers, "device", counts_LG)
     return table(DEVICE_LOAD_COLUMNS, values, label)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.trace.trace import Trace
-from workbench.views.load import LOAD_FORMULA, shares
+from workbench.views.load import LOAD_FORMULA, load_values, shares
 from workbench.views.rows import ACCEPTED, chosen_rows, count_ids, row_domains
 from workbench.views.tidy import LABEL, Column, join, table
 
@@ -41,22 +41,17 @@ def domain_load(
     Raises:
         ConfigError: an unknown cause or label.
     """
-    layers, experts = trace.start.moe_layers, trace.start.num_experts
+    experts = trace.start.num_experts
     kept = chosen_rows(trace, causes)
     ids_NLK, domains = trace.columns["rows/topk_ids"][kept], row_domains(trace)[kept]
     overall_LE = shares(count_ids(ids_NLK, experts))
     parts = []
     for domain in sorted(set(domains.tolist())):
         counts_LE = count_ids(ids_NLK[domains == domain], experts)
-        share_LE = shares(counts_LE)
-        lift_LE = share_LE / np.where(overall_LE > 0, overall_LE, np.nan)
+        lift_LE = shares(counts_LE) / np.where(overall_LE > 0, overall_LE, np.nan)
         values = {
             "domain": [domain] * counts_LE.size,
-            "layer": np.repeat(layers, experts),
-            "expert": np.tile(np.arange(experts), len(layers)),
-            "rows": counts_LE.ravel(),
-            "share": share_LE.ravel(),
-            "load": share_LE.ravel() * experts,
+            **load_values(trace.start.moe_layers, "expert", counts_LE),
             "lift": lift_LE.ravel(),
         }
         parts.append(table(DOMAIN_COLUMNS, values, label))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,21 +40,25 @@ def expert_load(
     Raises:
         ConfigError: an unknown cause or label.
     """
-    layers, experts = trace.start.moe_layers, trace.start.num_experts
     rows = trace.columns["rows/topk_ids"][chosen_rows(trace, causes)]
-    counts_LE = count_ids(rows, experts)
-    share_LE = shares(counts_LE)
-    values = {
-        "layer": np.repeat(layers, experts),
-        "expert": np.tile(np.arange(experts), len(layers)),
-        "rows": counts_LE.ravel(),
-        "share": share_LE.ravel(),
-        "load": share_LE.ravel() * experts,
+    counts_LE = count_ids(rows, trace.start.num_experts)
+    return table(LOAD_COLUMNS, load_values(trace.start.moe_layers, "expert", counts_LE), label)
+
+
+def load_values(layers: Sequence[int], unit: str, counts_LX: Array) -> dict[str, Any]:
+    """Return the columns `layer`, `unit`, `rows`, `share` and `load` of X units in L layers."""
+    num_units = counts_LX.shape[1]
+    share_LX = shares(counts_LX)
+    return {
+        "layer": np.repeat(layers, num_units),
+        unit: np.tile(np.arange(num_units), len(layers)),
+        "rows": counts_LX.ravel(),
+        "share": share_LX.ravel(),
+        "load": share_LX.ravel() * num_units,
     }
-    return table(LOAD_COLUMNS, values, label)
 
 
-def shares(counts_LE: Array) -> Array:
+def shares(counts_LX: Array) -> Array:
     """Return each count over the sum of its line; NaN where the sum is 0."""
-    sums_L1 = counts_LE.sum(axis=1, keepdims=True).astype(np.float64)
-    return counts_LE / np.where(sums_L1 > 0, sums_L1, np.nan)
+    sums_L1 = counts_LX.sum(axis=1, keepdims=True).astype(np.float64)
+    return counts_LX / np.where(sums_L1 > 0, sums_L1, np.nan)

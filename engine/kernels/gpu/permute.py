@@ -215,8 +215,7 @@ def _steps(size: int, tile: int) -> int:
 @triton.jit
 def _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P: tl.constexpr):
     """Return the expert of each pair; P where it has none and P + 1 where the id is bad."""
-    token = pairs // K
-    at = token.to(tl.int64) * stride_t + (pairs - token * K).to(tl.int64) * stride_k
+    at = (pairs // K).to(tl.int64) * stride_t + (pairs % K).to(tl.int64) * stride_k
     ids = tl.load(ids_ptr + at, mask=pairs < num_pairs, other=-1)
     return tl.where((ids >= 0) & (ids < P), ids, tl.where(ids == -1, P, P + 1)).to(tl.int32)
 
@@ -244,11 +243,11 @@ def _write_blocks(
     units = (counts + U - 1) // U
     last = tl.cumsum(blocks, 0)
     block = first + tl.arange(0, BLOCK_TILE)
-    before = (last[None, :] <= block[:, None]).to(tl.int32)
-    expert = tl.sum(before, axis=1)
-    index = block - tl.sum(before * blocks[None, :], axis=1)
-    row = tl.sum(before * counts[None, :], axis=1) + index * B
-    unit = tl.sum(before * units[None, :], axis=1) + index * (B // U)
+    before = last[None, :] <= block[:, None]
+    expert = tl.sum(before.to(tl.int32), axis=1)
+    index = block - tl.sum(tl.where(before, blocks[None, :], 0), axis=1)
+    row = tl.sum(tl.where(before, counts[None, :], 0), axis=1) + index * B
+    unit = tl.sum(tl.where(before, units[None, :], 0), axis=1) + index * (B // U)
     inside = block < num_blocks
     used = expert < P
     tl.store(expert_ptr + block, tl.where(used, expert, -1), mask=inside)

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         "--dry-run", action="store_true", help="on the CPU, interpreted, tiny shapes; no figures"
     )
     asked = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the sections' processes too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the sections as well
     try:
         _check(asked.section, asked.tune, asked.dry_run)
         folder = _folder(asked.out, asked.dry_run)
@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     except WorkbenchError as wrong:
         print(f"bench gpu: {wrong}", file=sys.stderr)
         return wrong.exit_code
+    finally:
+        signal.signal(signal.SIGTERM, before)
     as_json, as_page = report.write(found, folder)
     print(as_page.read_text(encoding="utf-8"))
     print(f"written: {as_json}, {as_page}", file=sys.stderr)

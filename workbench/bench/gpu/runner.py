@@ -23,6 +23,7 @@ from workbench.bench.gpu.setting import Row
 
 GRACE_SECONDS = 3.0
 """A section that is this much over its time is ended."""
+CHILD = "workbench.bench.gpu.child"
 LAST_LINES = 3
 DRY_AT_ONCE = 4
 DRY_SECONDS = 100
@@ -155,7 +156,7 @@ def _start(spec: Row, folder: Path) -> _Child:
             [
                 sys.executable,
                 "-m",
-                "workbench.bench.gpu.child",
+                CHILD,
                 json.dumps(spec | {"path": str(rows)}),
             ],
             cwd=paths.root(),

@@ -1,0 +1,154 @@
+"""The files of drills: found by id, read, held against every rule before anything runs.
+
+The field names are Chaos Toolkit's (title, description, tags, steady-state-hypothesis, method,
+rollbacks) with what a lesson needs beside them. A file is validated against
+`data/drills/schema.json` and against the probes, actions and acts that exist. The description tells
+the symptom only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from workbench import paths
+from workbench.drills.scenario import Call, Check, Probe, Repair, Scenario, Tolerance
+from workbench.schema import call_faults, named, read_yaml, schema_faults
+
+
+def folder() -> Path:
+    """Return where the drills' files are."""
+    return paths.data("drills")
+
+
+def scenarios() -> list[Scenario]:
+    """Return every drill, easiest first.
+
+    Raises:
+        ConfigError: a file is not valid.
+    """
+    found = [read(path) for path in sorted(folder().glob("*.yaml"))]
+    return sorted(found, key=lambda scenario: (scenario.level, scenario.id))
+
+
+def find(drill: str) -> Scenario:
+    """Return one drill by its id.
+
+    Raises:
+        ConfigError: there is none, or its file is not valid.
+    """
+    return read(named("drill", drill, folder()))
+
+
+def read(path: Path) -> Scenario:
+    """Read and validate one file.
+
+    Raises:
+        ConfigError: it cannot be read, breaks the schema, or names something that does not exist.
+    """
+    return parse(read_yaml(path), path.name, drill=path.stem)
+
+
+def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
+    """Validate the contents of a file and return the drill.
+
+    Args:
+        raw: what YAML gave.
+        file: its name, for messages.
+        drill: the id the file must have; None takes any.
+
+    Raises:
+        ConfigError: the contents break a rule; the message names file, place and rule.
+    """
+    for message in schema_faults(raw, folder() / "schema.json"):
+        raise ConfigError(f"{file}: {message}")
+    scenario = _scenario(raw)
+    for message in _faults(scenario, drill):
+        raise ConfigError(f"{file}: {message}")
+    return scenario
+
+
+def _scenario(raw: Mapping[str, Any]) -> Scenario:
+    steady, solution = raw["steady-state-hypothesis"], raw["solution"]
+    return Scenario(
+        id=raw["id"],
+        title=raw["title"],
+        description=raw["description"].strip(),
+        tags=tuple(raw["tags"]),
+        level=raw["level"],
+        minutes=raw["minutes"],
+        needs=raw["needs"],
+        seed=raw["seed"],
+        hypothesis=steady["title"],
+        signals=tuple(map(_probe, steady["probes"])),
+        method=tuple(map(_call, raw["method"])),
+        rollbacks=tuple(map(_call, raw["rollbacks"])),
+        stop=tuple(map(_probe, raw["stop-conditions"])),
+        question=raw["diagnosis"]["question"],
+        options=raw["diagnosis"]["options"],
+        diagnosis_points=raw["diagnosis"]["points"],
+        checks=tuple(
+            Check(
+                item["id"],
+                item["title"],
+                item["kind"],
+                item["points"],
+                _probe(item["probe"]),
+                item["messages"],
+            )
+            for item in raw["checks"]
+        ),
+        clues=tuple(clue.strip() for clue in raw["clues"]),
+        cause=solution["cause"],
+        solution=solution["explanation"].strip(),
+        repairs=tuple(map(_repair, solution["repairs"])),
+        false_trails=tuple(map(_repair, raw["false-trails"])),
+    )
+
+
+def _call(raw: Mapping[str, Any]) -> Call:
+    provider = raw["provider"]
+    return Call(raw["name"], provider["func"], provider.get("arguments", {}))
+
+
+def _probe(raw: Mapping[str, Any]) -> Probe:
+    tolerance = raw["tolerance"]
+    low, high = tolerance["range"]
+    return Probe(_call(raw), Tolerance(tolerance["type"], low, high))
+
+
+def _repair(raw: Mapping[str, Any]) -> Repair:
+    acts = [(act["act"], {key: act[key] for key in act if key != "act"}) for act in raw["acts"]]
+    return Repair(raw["title"], tuple(acts))
+
+
+def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
+    """Yield what the schema cannot see, one sentence each."""
+    # Here, because they bring torch, and whoever only lists drills pays for this module alone.
+    from workbench.drills.acts import ACTS
+    from workbench.drills.injector import ACTIONS, undone
+    from workbench.drills.probes import PROBES
+
+    if drill is not None and scenario.id != drill:
+        yield f"id ({scenario.id}) must be the file's name, {drill}."
+    probes = (*scenario.signals, *scenario.stop, *(check.probe for check in scenario.checks))
+    for probe in probes:
+        yield from call_faults("probe", probe.call.func, probe.call.arguments, PROBES)
+        if probe.tolerance.low > probe.tolerance.high:
+            yield f"probe {probe.call.name!r}: the tolerance's range must ascend."
+    for call in (*scenario.method, *scenario.rollbacks):
+        yield from call_faults("action", call.func, call.arguments, ACTIONS)
+    for repair in (*scenario.repairs, *scenario.false_trails):
+        for act, arguments in repair.acts:
+            yield from call_faults("act", act, arguments, ACTS, given=2)
+    if scenario.cause not in scenario.options:
+        yield f"solution.cause ({scenario.cause}) must be one of the diagnosis options."
+    ids = [check.id for check in scenario.checks]
+    if len(set(ids)) < len(ids):
+        yield "every check needs an id of its own."
+    points = scenario.diagnosis_points + sum(check.points for check in scenario.checks)
+    if points != 100:
+        yield f"the points of diagnosis and checks must sum to 100, not {points}."
+    yield from undone(scenario.method, scenario.rollbacks)
