@@ -248,25 +248,16 @@ def test_events_tell_the_whole_story_of_a_request(make_engine):
         assert 0 < step.overhead_share < 1
 
 
-def test_every_row_has_its_sequences_home_and_replicas_share_the_rows_evenly(make_engine, prompts):
+def test_every_row_has_its_sequences_home_and_runs_there_if_it_can(make_engine, prompts):
     listener = Listener()
     engine = make_engine(listener, num_devices=3)
     everywhere = np.tile(np.arange(8), (4, 3))
     engine.control.publish_table(filled(everywhere, np.repeat(np.arange(3), 8), 8, 3, version=1))
     engine.generate(prompts, GREEDY)
-    alone = 0
     for step in listener.of(StepEvent):
         assert (step.homes == step.request_ids % 3).all()
-        devices_TLK, experts_TLK = np.divmod(step.phy_ids, 8)
-        assert (experts_TLK == step.topk_ids).all()
-        for layer, expert in np.ndindex(4, 8):
-            rows, slots = np.nonzero(step.topk_ids[:, layer] == expert)
-            devices = devices_TLK[rows, layer, slots]
-            assert np.ptp(np.bincount(devices, minlength=3)) <= 1
-            if len(rows) == 1:
-                assert devices == step.homes[rows], "a single row need not leave its home"
-                alone += 1
-    assert alone and {0, 1, 2} == {home for step in listener.of(StepEvent) for home in step.homes}
+        assert (step.phy_ids // 8 == step.homes[:, None, None]).all()
+    assert {0, 1, 2} == {int(home) for step in listener.of(StepEvent) for home in step.homes}
 
 
 def test_nothing_is_recorded_when_nobody_listens(make_engine, monkeypatch):
