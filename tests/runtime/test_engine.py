@@ -263,7 +263,7 @@ def test_every_row_has_its_sequences_home_and_leaves_it_only_for_a_fair_share(ma
         for layer, expert in np.ndindex(4, 8):
             rows, slots = np.nonzero(step.topk_ids[:, layer] == expert)
             devices = devices_TLK[rows, layer, slots]
-            share_in_tiles = -(-len(rows) // (3 * 16)) * 16
+            share_in_tiles = -(-len(rows) // (3 * TILE_ROWS)) * TILE_ROWS
             assert np.bincount(devices, minlength=3).max() <= share_in_tiles
             if len(rows) == 1:
                 assert devices == step.homes[rows]
