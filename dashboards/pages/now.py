@@ -126,8 +126,7 @@ class Now(Session):
                 values |= _text(slot, requests[name])
         shown = sum(name in self._slots for name in running)
         values["some_texts"] = any(name is not None for name in self._slots)
-        rest = f", {shown} shown" if shown < len(running) else ""
-        values["texts_said"] = f"{len(running)} running{rest}" if running else ""
+        values["texts_said"] = f"{shown} of {len(running)} shown" if shown < len(running) else ""
         return values
 
     def _free_slot(self, running: list[int]) -> int | None:

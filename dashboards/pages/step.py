@@ -24,8 +24,7 @@ MAX_TEXT = 500
 VIEWS = ("picture", "table")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
-.trw-head h2 { display: none; }
-.trw-text { max-height: max(158px, calc(100vh - 640px)); }
+.trw-text { max-height: max(116px, calc(100vh - 664px)); }
 """
 
 

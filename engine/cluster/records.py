@@ -84,18 +84,13 @@ def _stack(columns: list[torch.Tensor], dtype: type[np.generic], num_rows: int) 
 
 def _margins(records: list[LayerRecord], num_rows: int) -> Any:
     """Return (T, L): score of the last chosen expert minus the runner-up's, inf without one."""
-    if not records:
-        return np.empty((num_rows, 0), dtype=np.float32)
-    chosen = records[0].gate.selection
-    k, num_ranked = chosen.topk_ids_TK.shape[1], chosen.ranked_ids_TJ.shape[1]
-    if k == num_ranked:
-        return np.full((num_rows, len(records)), np.inf, dtype=np.float32)
-    margins_TL = np.empty((num_rows, len(records)), dtype=np.float32)
+    margins_TL = np.full((num_rows, len(records)), np.inf, dtype=np.float32)
     for layer, record in enumerate(records):
-        ranked_TJ = record.gate.selection.ranked_scores_TJ
-        assert ranked_TJ is not None, "no scores"
-        scores = ranked_TJ.cpu().numpy()
-        np.subtract(scores[:, k - 1], scores[:, k], out=margins_TL[:, layer])
+        chosen = record.gate.selection
+        assert chosen.ranked_scores_TJ is not None, "the choice came without its explanation"
+        ranked, k = chosen.ranked_scores_TJ.cpu().numpy(), chosen.topk_ids_TK.shape[1]
+        if ranked.shape[1] > k:
+            np.subtract(ranked[:, k - 1], ranked[:, k], out=margins_TL[:, layer])
     return margins_TL
 
 

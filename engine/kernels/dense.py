@@ -57,3 +57,37 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return (x * scale).mul_(weight_D).to(x.dtype)
+
+
+def norm_and_rotate(
+    qk_THd: Tensor,
+    num_queries: int,
+    q_weight_d: Tensor,
+    k_weight_d: Tensor,
+    eps: float,
+    rotary: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Norm each head's query or key and rotate it by its position's angles.
+
+    Args:
+        qk_THd: (T, H + Hkv, hd), queries before keys.
+        num_queries: H.
+        q_weight_d: (hd,) of the queries' norm.
+        k_weight_d: (hd,) of the keys'.
+        eps: of both.
+        rotary: cos (T, 1, hd) and sin (T, 1, hd), the first half of sin negated.
+
+    Returns:
+        (T, H + Hkv, hd).
+
+    Source: RoFormer (arXiv 2104.09864), in the half-split layout of the Hugging Face checkpoints.
+    """
+    cos, sin = rotary
+    weight_Hd = torch.cat(
+        (
+            q_weight_d.expand(num_queries, -1),
+            k_weight_d.expand(qk_THd.shape[1] - num_queries, -1),
+        )
+    )
+    x_THd = rms_norm(qk_THd, weight_Hd, eps)
+    return torch.addcmul(x_THd * cos, x_THd.roll(x_THd.shape[-1] // 2, dims=-1), sin)

@@ -102,6 +102,7 @@ class Ops:
 
     linear: Callable[..., Any]
     rms_norm: Callable[..., Any]
+    norm_and_rotate: Callable[..., Any]
     attention: Callable[..., Any]
     topk: Callable[..., Any]
     permute: Callable[..., Any]
@@ -255,6 +256,7 @@ def _tiled_experts(target: Target) -> str | None:
 OPERATIONS = (
     "linear",
     "rms_norm",
+    "norm_and_rotate",
     "attention",
     "topk",
     "permute",
@@ -273,6 +275,8 @@ _KERNELS = (
     Kernel("linear", "tiled", tiled.linear, _when_deterministic, "fp32"),
     Kernel("rms_norm", "torch", dense.rms_norm, _unless_deterministic),
     Kernel("rms_norm", "tiled", tiled.rms_norm, _when_deterministic, "fp32"),
+    Kernel("norm_and_rotate", "torch", dense.norm_and_rotate, _unless_deterministic),
+    Kernel("norm_and_rotate", "tiled", tiled.norm_and_rotate, _when_deterministic, "fp32"),
     Kernel("attention", "torch", attention.paged_attention, _unless_deterministic),
     Kernel("attention", "tiled", tiled.paged_attention, _when_deterministic, "fp32"),
     Kernel("topk", "triton", _GPU + "topk:route", _triton, "fp32 logits"),

@@ -37,6 +37,26 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return _by_tiles(lambda t: F.rms_norm(t, weight_D.shape, weight_D, eps), rows).view_as(x)
 
 
+def norm_and_rotate(
+    qk_THd: Tensor,
+    num_queries: int,
+    q_weight_d: Tensor,
+    k_weight_d: Tensor,
+    eps: float,
+    rotary: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Norm and rotate as `dense.norm_and_rotate` does, products and sums rounded one by one."""
+    half = qk_THd.shape[-1] // 2
+    cos, sin = rotary[0][..., half:], rotary[1][..., half:]
+    q_THd = rms_norm(qk_THd[:, :num_queries], q_weight_d, eps)
+    k_THd = rms_norm(qk_THd[:, num_queries:], k_weight_d, eps)
+    parts = []
+    for x_THd in (q_THd, k_THd):
+        first, second = x_THd.chunk(2, dim=-1)
+        parts.append(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+    return torch.cat(parts, dim=1)
+
+
 def topk(
     logits_TE: Tensor,
     router: RouterConfig,

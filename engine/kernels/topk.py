@@ -17,15 +17,12 @@ from torch import Tensor
 
 from engine.errors import KernelError
 from engine.kernels import checks
+from engine.kernels.rank import best_by_keys
 from engine.kernels.router import GroupLimit, RouterConfig
 
 _LARGEST = torch.finfo(torch.float32).max
 _SMALLEST = torch.finfo(torch.float32).tiny
-_SIGN_AND_REST = 0x7FFFFFFF
-_ID_BITS = 16
-_CLASS = 1 << 48
-"""Above the 32 bits of an order and the 16 of an id."""
-_KEYS_FROM = 2048
+_KEYS_FROM = 512
 """Numbers from which sorting keys beats torch's stable sort on a CPU; the choice is the same."""
 
 
@@ -36,11 +33,11 @@ class Selection(NamedTuple):
     """(T, K) int64 logical experts, best first."""
     topk_weights_TK: Tensor
     """(T, K) fp32 routing weights, applied once, in combine."""
-    ranked_ids_TJ: Tensor
-    """(T, J) int64: the chosen, then the runner-up unless every expert was chosen."""
+    ranked_ids_TJ: Tensor | None
+    """(T, J) int64: the chosen, then the runner-up unless every expert was chosen. This and the
+    next two are None when no explanation was asked for."""
     ranked_scores_TJ: Tensor | None
-    """(T, J) fp32 what was compared: their scores, with selection bias and group mask if any.
-    None when scores were not asked for, as is the next."""
+    """(T, J) fp32 what was compared: their scores, with selection bias and group mask if any."""
     scores_TE: Tensor | None
     """(T, E) fp32 every expert's score, from which the weights come."""
     bad_rows: int | Tensor
@@ -55,7 +52,7 @@ def route(
     selection_bias_E: Tensor | None = None,
     preferred_E: Tensor | None = None,
     banned_E: Tensor | None = None,
-    scores: bool = True,
+    explain: bool = True,
 ) -> Selection:
     """Score every expert, keep the K best of each row, and weigh them.
 
@@ -71,8 +68,8 @@ def route(
         selection_bias_E: (E,) fp32 where `router.selection_bias`, else None.
         preferred_E: (E,) bool; these go before all others, by score among themselves, whatever
             their group. Their weights stay their own scores.
-        banned_E: (E,) bool; these score 0 and come last.
-        scores: whether `scores_TE` and `ranked_scores_TJ` are wanted.
+        banned_E: (E,) bool; these score 0 and come last. One expert at least must be left.
+        explain: whether the runner-up and the scores are wanted; without them it is cheaper.
 
     Raises:
         ConfigError: K or the groups do not fit E.
@@ -81,30 +78,52 @@ def route(
     Source: the papers at the class methods of `RouterConfig`.
     """
     check_logits(logits_TE, router, logit_bias_E, selection_bias_E, preferred_E, banned_E)
-    logits_TE, bad_rows = _clean(logits_TE.float(), logit_bias_E)
+    clean_TE, bad_rows = clean(logits_TE, logit_bias_E)
+    chosen = select(clean_TE, router, selection_bias_E, preferred_E, banned_E, explain)
+    return chosen._replace(bad_rows=bad_rows)
+
+
+def clean(logits_TE: Tensor, logit_bias_E: Tensor | None) -> tuple[Tensor, int | Tensor]:
+    """Return fp32 logits with the bias added and all finite, and how many rows were not."""
+    logits_TE = logits_TE.float()
+    if logit_bias_E is not None:
+        logits_TE = logits_TE + logit_bias_E
+    on_cpu = logits_TE.device.type == "cpu"
+    if on_cpu and math.isfinite(logits_TE.sum().item()):
+        return logits_TE, 0
+    bad_rows = (~torch.isfinite(logits_TE)).any(-1).sum()
+    clean_TE = logits_TE.nan_to_num(nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
+    return clean_TE, int(bad_rows) if on_cpu else bad_rows
+
+
+def select(
+    logits_TE: Tensor,
+    router: RouterConfig,
+    selection_bias_E: Tensor | None,
+    preferred_E: Tensor | None,
+    banned_E: Tensor | None,
+    explain: bool,
+) -> Selection:
+    """Choose from clean logits; the arguments are those of `route`, and no row is bad."""
     if banned_E is not None:
         logits_TE = logits_TE.masked_fill(banned_E, -math.inf)
-    scores_TE = _score(logits_TE, router) if scores or not router.weighs_logits else None
+    scores_TE = None
+    if explain or not router.weighs_logits:
+        scores_TE = _score(logits_TE, router)
     order_TE = logits_TE
     if not router.orders_logits:
         assert scores_TE is not None
-        order_TE = _order(scores_TE, router, selection_bias_E, banned_E)
-    k, num_experts = router.top_k, logits_TE.shape[1]
-    ranked_ids_TJ = _rank(order_TE.detach(), min(k + 1, num_experts), preferred_E, banned_E)
-    topk_ids_TK = ranked_ids_TJ[:, :k]
+        order_TE = _order(scores_TE, router, selection_bias_E, preferred_E, banned_E)
+    num_ranked = min(router.top_k + explain, logits_TE.shape[1])
+    ranked_ids_TJ = _rank(order_TE.detach(), num_ranked, preferred_E, banned_E)
+    topk_ids_TK = ranked_ids_TJ[:, : router.top_k]
     weights_TK = _weigh(router, logits_TE, scores_TE, topk_ids_TK)
-    ranked_scores_TJ = None
-    if scores and scores_TE is not None:
-        compared_TE = scores_TE if router.orders_logits else order_TE
-        ranked_scores_TJ = compared_TE.gather(-1, ranked_ids_TJ)
-    return Selection(
-        topk_ids_TK,
-        weights_TK,
-        ranked_ids_TJ,
-        ranked_scores_TJ,
-        scores_TE if scores else None,
-        bad_rows,
-    )
+    if not explain:
+        return Selection(topk_ids_TK, weights_TK, None, None, None, 0)
+    assert scores_TE is not None
+    compared_TE = scores_TE if router.orders_logits else order_TE
+    ranked_scores_TJ = compared_TE.gather(-1, ranked_ids_TJ)
+    return Selection(topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, 0)
 
 
 def joined(parts: Sequence[Selection], rows: Tensor | slice) -> Selection:
@@ -154,18 +173,6 @@ def _unasked(bias: str, wanted: bool) -> str:
     return f"{bias}_E is given but the router has no {bias}; pass None."
 
 
-def _clean(logits_TE: Tensor, logit_bias_E: Tensor | None) -> tuple[Tensor, int | Tensor]:
-    """Add the bias, make every logit finite, and count the rows in which one was not."""
-    if logit_bias_E is not None:
-        logits_TE = logits_TE + logit_bias_E
-    on_cpu = logits_TE.device.type == "cpu"
-    if on_cpu and math.isfinite(logits_TE.sum().item()):
-        return logits_TE, 0
-    bad_rows = (~torch.isfinite(logits_TE)).any(-1).sum()
-    clean_TE = logits_TE.nan_to_num(nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
-    return clean_TE, int(bad_rows) if on_cpu else bad_rows
-
-
 def _score(logits_TE: Tensor, router: RouterConfig) -> Tensor:
     if router.score == "sigmoid":
         return torch.sigmoid(logits_TE)
@@ -178,6 +185,7 @@ def _order(
     scores_TE: Tensor,
     router: RouterConfig,
     selection_bias_E: Tensor | None,
+    preferred_E: Tensor | None,
     banned_E: Tensor | None,
 ) -> Tensor:
     """Return (T, E) what is compared: scores with the selection bias, masked outside the groups."""
@@ -185,7 +193,10 @@ def _order(
     if banned_E is not None:
         order_TE = order_TE.masked_fill(banned_E, -math.inf)
     if (limit := router.groups) is not None:
-        order_TE = order_TE.masked_fill(~_in_best_groups(order_TE, limit), limit.masked)
+        open_TE = _in_best_groups(order_TE, limit)
+        if preferred_E is not None:
+            open_TE = open_TE | preferred_E
+        order_TE = order_TE.masked_fill(~open_TE, limit.masked)
     return order_TE
 
 
@@ -230,8 +241,7 @@ def _sparsemixer(logits_TE: Tensor, topk_ids_T2: Tensor, jitter: float) -> Tenso
     for slot in range(2):
         chosen_T1 = topk_ids_T2[:, slot : slot + 1]
         best_T1 = logits_TE.gather(-1, chosen_T1)
-        factor_TE = logits_TE.abs().maximum(best_T1)
-        far_TE = (best_T1 - logits_TE) / factor_TE > 2 * jitter
+        far_TE = best_T1 - logits_TE > 2 * jitter * logits_TE.abs().maximum(best_T1)
         near_TE = logits_TE.masked_fill(far_TE, -math.inf)
         if slot:
             near_TE = near_TE.scatter(-1, topk_ids_T2[:, :1], -math.inf)
@@ -242,23 +252,20 @@ def _sparsemixer(logits_TE: Tensor, topk_ids_T2: Tensor, jitter: float) -> Tenso
 def _rank(
     order_TE: Tensor, count: int, preferred_E: Tensor | None, banned_E: Tensor | None
 ) -> Tensor:
-    """Return (T, count) the best experts of each row: preferred first, banned last.
-
-    Every expert becomes one whole number that holds its class, its order and its id, so that no two
-    are equal and any way of sorting gives the same answer.
-    """
-    on_cpu, no_policy = order_TE.device.type == "cpu", preferred_E is None and banned_E is None
-    if on_cpu and no_policy and order_TE.numel() < _KEYS_FROM:
-        return torch.sort(order_TE, dim=-1, descending=True, stable=True).indices[:, :count]
-    bits_TE = (0.0 - order_TE).view(torch.int32)  # 0 - x has no negative zero
-    bits_TE = bits_TE ^ ((bits_TE >> 31) & _SIGN_AND_REST)
-    keys_TE = bits_TE.to(torch.int64).mul_(1 << _ID_BITS)
-    keys_TE += torch.arange(order_TE.shape[1], device=order_TE.device)
-    if preferred_E is not None:
-        keys_TE -= preferred_E * _CLASS
-    if banned_E is not None:
-        keys_TE += banned_E * _CLASS
-    if on_cpu:
-        keys_TE.numpy().sort(axis=-1)  # vectorised, 4 times as fast as torch.topk
-        return keys_TE[:, :count] & ((1 << _ID_BITS) - 1)
-    return keys_TE.sort(dim=-1).values[:, :count] & ((1 << _ID_BITS) - 1)
+    """Return (T, count) the best experts of each row: preferred first, banned last."""
+    class_E = None
+    if preferred_E is not None or banned_E is not None:
+        class_E = torch.zeros(order_TE.shape[1], dtype=torch.int64, device=order_TE.device)
+        if preferred_E is not None:
+            class_E += preferred_E
+        if banned_E is not None:
+            class_E -= 1 * banned_E
+    if order_TE.device.type == "cpu" and order_TE.numel() >= _KEYS_FROM:
+        classes = None if class_E is None else class_E.numpy()
+        return torch.from_numpy(best_by_keys(order_TE.numpy(), count, classes))
+    # 0.0 + x has no negative zero, which some ways of sorting put below zero.
+    ranked_TE = torch.sort(0.0 + order_TE, dim=-1, descending=True, stable=True).indices
+    if class_E is not None:
+        regrouped_TE = torch.sort(class_E[ranked_TE], dim=-1, descending=True, stable=True).indices
+        ranked_TE = ranked_TE.gather(-1, regrouped_TE)
+    return ranked_TE[:, :count]

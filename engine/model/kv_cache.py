@@ -6,8 +6,8 @@ handed out, so that nothing of its last owner, a NaN included, can reach the nex
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import deque
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from engine.errors import MachineError
 
 
 class BlockPool:
-    """Hands out and takes back the numbers of blocks 1 to num_blocks."""
+    """Hands out and takes back the numbers of blocks 1 to num_blocks, the lowest first.
+
+    So the blocks in use stay close together, and attention can read them where they lie.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = deque(range(1, num_blocks + 1))
+        self._free = list(range(1, num_blocks + 1))
 
     @property
     def num_free(self) -> int:
@@ -30,15 +33,19 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Hand out `count` blocks; the caller has checked `num_free`."""
         assert count <= len(self._free), f"asked for {count} blocks, {len(self._free)} are free"
-        return [self._free.popleft() for _ in range(count)]
+        return [heapq.heappop(self._free) for _ in range(count)]
 
     def give_back(self, blocks: list[int]) -> None:
         """Take blocks back."""
-        self._free.extend(blocks)
+        for block in blocks:
+            heapq.heappush(self._free, block)
 
 
 class KVCache:
-    """Keys and values of every layer: (blocks, block_size, Hkv, hd) each."""
+    """Keys and values of every layer: (blocks, block_size, Hkv, hd) each.
+
+    In memory the heads of a block come before its positions.
+    """
 
     def __init__(
         self,
@@ -49,8 +56,8 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
     ) -> None:
-        shape = (num_layers, num_blocks + 1, block_size, num_kv_heads, head_dim)
-        self.block_size = block_size
+        shape = (num_layers, num_blocks + 1, num_kv_heads, block_size, head_dim)
+        self.block_size, self.num_kv_heads = block_size, num_kv_heads
         # Not zeroed as a whole: that would touch, and so occupy, memory nobody has asked for yet.
         try:
             self._keys, self._values = (torch.empty(shape, dtype=dtype) for _ in range(2))
@@ -61,25 +68,36 @@ class KVCache:
                 f"{size / 1e9:,.1f} GB, more than this machine gives; lower num_blocks."
             ) from refused
         self.clear([0])
-        self.keys = list(self._keys)
-        self.values = list(self._values)
+        self.keys = list(self._keys.transpose(2, 3))
+        self.values = list(self._values.transpose(2, 3))
         self._flat = [
-            (keys.flatten(0, 1), values.flatten(0, 1))
-            for keys, values in zip(self.keys, self.values, strict=True)
+            (keys.flatten(0, 2), values.flatten(0, 2))
+            for keys, values in zip(self._keys, self._values, strict=True)
         ]
+        self._heads = torch.arange(num_kv_heads) * block_size
 
     @property
     def num_bytes(self) -> int:
         """Memory of keys and values together."""
         return 2 * self._keys.numel() * self._keys.element_size()
 
-    def write(self, layer: int, slots_T: Tensor, k_THd: Tensor, v_THd: Tensor) -> None:
-        """Store T rows at `slots_T` = block * block_size + offset."""
+    def places(self, slots_T: Tensor) -> Tensor:
+        """Return for `write` where (T · Hkv,) heads of `slots_T` = block * block_size + offset lie.
+
+        With blocks of 4 and 2 heads, slot 6 (block 1, offset 2) gives places 10 and 14.
+        """
+        offsets_T = slots_T % self.block_size
+        first_T = (slots_T - offsets_T) * self.num_kv_heads + offsets_T
+        return (first_T.unsqueeze(1) + self._heads).view(-1)
+
+    def write(self, layer: int, places: Tensor, k_THd: Tensor, v_THd: Tensor) -> None:
+        """Store T rows of keys and values, Hkv heads each, at `places`."""
         keys, values = self._flat[layer]
-        keys.index_copy_(0, slots_T, k_THd)
-        values.index_copy_(0, slots_T, v_THd)
+        keys.index_copy_(0, places, k_THd.flatten(0, 1))
+        values.index_copy_(0, places, v_THd.flatten(0, 1))
 
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that are about to be handed to a new owner."""
-        self._keys[:, blocks] = 0
-        self._values[:, blocks] = 0
+        if blocks:
+            self._keys[:, blocks] = 0
+            self._values[:, blocks] = 0

@@ -85,18 +85,12 @@ class Rotary(nn.Module):
         super().__init__()
         frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
         angles = torch.arange(num_positions).float()[:, None] * frequencies
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        cos, sin = angles.cos(), angles.sin()
+        self.register_buffer("cos", torch.cat((cos, cos), dim=1), persistent=False)
+        self.register_buffer("sin", torch.cat((-sin, sin), dim=1), persistent=False)
 
     def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin (T, 1, hd/2) of T positions."""
+        """Return cos and sin (T, 1, hd) of T positions; the first half of sin is negated."""
         rows = (table.index_select(0, positions_T).unsqueeze(1) for table in (self.cos, self.sin))
         cos, sin = rows
         return cos, sin
-
-
-def rotate(x_THd: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (T, H, hd) queries or keys by their positions' angles."""
-    cos, sin = rotary
-    first, second = x_THd.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

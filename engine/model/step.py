@@ -85,6 +85,8 @@ class StepContext:
     smoother: Smoother | None = None
     """None while smoothing is off."""
     rotary: tuple[Tensor, Tensor] = field(init=False)
-    """cos and sin (T, 1, hd/2), set by the transformer."""
+    """cos and sin (T, 1, hd), set by the transformer."""
+    places: Tensor = field(init=False)
+    """(T · Hkv,) where the cache puts the rows' heads, set by the transformer."""
     bad_rows: int = 0
     """Rows whose gate logits were not finite, summed over layers."""

@@ -58,6 +58,7 @@ class Transformer(nn.Module):
         """Run T rows through all layers; returns (T, D) before the final norm."""
         x_TD: Tensor = self.embed(step.token_ids_T)
         step.rotary = self.rotary(step.positions_T)
+        step.places = cache.places(step.slots_T)
         step.clock.mark("embed")
         for layer in self.layers:
             x_TD = layer(x_TD, cache, step)

@@ -48,7 +48,8 @@ def decision_of(
         source: where in the code each stage stands.
     """
     chosen, row = gate.selection, key.row
-    assert chosen.scores_TE is not None and chosen.ranked_scores_TJ is not None, "no scores"
+    assert chosen.ranked_ids_TJ is not None and chosen.ranked_scores_TJ is not None
+    assert chosen.scores_TE is not None, "the choice came without its explanation"
     k = chosen.topk_ids_TK.shape[1]
     has_runner_up = chosen.ranked_ids_TJ.shape[1] > k
     ranked = chosen.ranked_scores_TJ[row]

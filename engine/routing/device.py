@@ -7,9 +7,12 @@ from torch import Tensor
 
 from engine.routing.table import RoutingTable
 
+TILE_ROWS = 16
+"""Rows that an expert computes at once; a row more in a tile that is begun costs no time."""
+
 
 class Placer:
-    """Shares each expert's rows among its replicas: evenly, and as many as that allows at home.
+    """Shares each expert's rows among its replicas: at home first, without starving the others.
 
     The same step under the same table is placed the same: nothing is kept from step to step but
     the look-ups of the last table.
@@ -29,12 +32,13 @@ class Placer:
     ) -> Tensor:
         """Return (T, K) the physical expert of each (token, slot).
 
-        The replicas of an expert get rows that differ by at most one. Each takes rows of its own
-        device first; what is left over, and the rows of devices without a replica, go to replicas
-        that still have room, in order of devices, so that a device sends to few others.
+        A replica takes the rows of its own device up to its fair share, N rows by R replicas,
+        rounded up to whole tiles. What is left over, and the rows of devices without a replica, go
+        to the replicas below their share, in order of devices, so that a device sends to few
+        others. So no replica runs more rows than a fair share in whole tiles.
 
-        With replicas of expert 0 on devices 0 and 1, three rows from device 0 and one from device
-        1: device 0 keeps two rows and sends one, device 1 keeps its own.
+        With replicas of expert 0 on devices 0 and 1, and 48 rows from device 0 and 2 from device
+        1, the share is 25, in tiles 32: device 0 keeps 32 and sends 16, device 1 keeps its own.
 
         Args:
             topk_ids_TK: (T, K) int64 logical experts, no -1.
@@ -95,22 +99,18 @@ class _Replicas:
 
         log2phy_HR = log2phy_ER[experts_H]
         there_HR = log2phy_HR >= 0
-        turns = torch.arange(log2phy_ER.shape[1])
         rank_HR = torch.tensor(table.rank_of_phy)[log2phy_HR].masked_fill(~there_HR, -1)
         twins_HRR = (rank_HR.unsqueeze(2) == rank_HR.unsqueeze(1)).tril(-1)
         at_home_HR = there_HR & ~twins_HRR.any(2)  # of two on a device, the first is its home
         cell_HR = rank_HR.clamp(min=0) * self.num_columns + columns_H.unsqueeze(1)
         own_C = torch.full((self.num_cells,), -1)
         own_C[cell_HR[at_home_HR]] = log2phy_HR[at_home_HR]
-        num_H1 = there_HR.sum(1, keepdim=True)
-        precedence_HR = (turns + experts_H.unsqueeze(1) + layer) % num_H1
-
         self.experts_H, self.index_E = experts_H.to(device), index_E.to(device)
         self.first_E = log2phy_ER[:, 0].to(device)
         self.log2phy_HR, self.there_HR = log2phy_HR.to(device), there_HR.to(device)
         self.at_home_HR, self.cell_HR = at_home_HR.to(device), cell_HR.to(device)
-        self.own_C, self.num_H1, self.turns = own_C.to(device), num_H1.to(device), turns.to(device)
-        self.precedence_HR = precedence_HR.to(device)
+        self.own_C, self.num_H1 = own_C.to(device), there_HR.sum(1, keepdim=True).to(device)
+        self.turn_H1 = (experts_H + layer).unsqueeze(1).to(device)
 
     def columns(self, rows_GE: Tensor) -> Tensor:
         """Return (G, H + 1) the rows of the experts with replicas."""
@@ -124,8 +124,8 @@ class _Shares:
         self.replicas = replicas
         rows_GC = rows_C.view(-1, replicas.num_columns)
         home_rows_HR = rows_C[replicas.cell_HR] * replicas.at_home_HR
-        quota_HR = _quotas(rows_GC.sum(0)[:-1].unsqueeze(1), home_rows_HR, replicas)
-        kept_HR = torch.minimum(home_rows_HR, quota_HR)
+        share_H1 = -(-rows_GC.sum(0)[:-1].unsqueeze(1) // replicas.num_H1)
+        kept_HR = torch.minimum(home_rows_HR, -(-share_H1 // TILE_ROWS) * TILE_ROWS)
         self.kept_C = torch.zeros_like(rows_C).index_add_(
             0, replicas.cell_HR.flatten(), kept_HR.flatten()
         )
@@ -133,7 +133,10 @@ class _Shares:
         away_CG = (rows_GC - self.kept_C.view_as(rows_GC)).T
         before_CG = away_CG.flatten().cumsum(0).view_as(away_CG) - away_CG
         self.before_C = before_CG.T.flatten()
-        self.room_until = (quota_HR - kept_HR).flatten().cumsum(0)
+        room_HR = (share_H1 - kept_HR).clamp(min=0) * replicas.there_HR
+        away_H1 = away_CG[:-1].sum(1, keepdim=True)
+        edges_HR = _dealt(room_HR, away_H1, replicas.turn_H1)
+        self.room_until = (edges_HR + away_H1.cumsum(0) - away_H1).flatten()
 
     def physical(self, cells_N: Tensor, turn_N: Tensor) -> Tensor:
         """Return (N,) the physical expert of each row, the `turn`-th of its cell."""
@@ -144,17 +147,15 @@ class _Shares:
         return torch.where(turn_N < kept_N, self.replicas.own_C[cells_N], away_N)
 
 
-def _quotas(rows_H1: Tensor, home_rows_HR: Tensor, replicas: _Replicas) -> Tensor:
-    """Split each expert's rows evenly; what does not divide goes where most rows are at home.
+def _dealt(room_HR: Tensor, rows_H1: Tensor, turn_H1: Tensor) -> Tensor:
+    """Return (H, R) up to which of its rows each replica takes, in proportion to its room.
 
-    Among equals the turn goes round with expert and layer, or the first replicas would get it all.
+    Rounding goes round with `turn`, or single rows would always go to the same replica. 3 rows
+    and room ``[2, 0, 2]`` at turn 0: ``[1, 1, 3]``, so 1, 0 and 2 rows; at turn 2: 2, 0 and 1.
     """
-    turns = replicas.turns
-    wish_HR = home_rows_HR * len(turns) + replicas.precedence_HR
-    order_HR = wish_HR.masked_fill(~replicas.there_HR, -1).argsort(1, descending=True)
-    place_HR = torch.empty_like(order_HR).scatter_(1, order_HR, turns.expand_as(order_HR))
-    quota_HR = rows_H1 // replicas.num_H1 + (place_HR < rows_H1 % replicas.num_H1)
-    return quota_HR * replicas.there_HR
+    until_HR = room_HR.cumsum(1)
+    total_H1 = until_HR[:, -1:].clamp(min=1)
+    return (until_HR * rows_H1 + turn_H1 % total_H1) // total_H1
 
 
 def _count(cells_N: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:

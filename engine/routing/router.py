@@ -63,6 +63,6 @@ class TokenRouter(nn.Module):
             int64.
         """
         logits_TE = self.gate(hidden_states_TD).float()
-        chosen = route(logits_TE, self.router, scores=False)
+        chosen = route(logits_TE, self.router, explain=False)
         devices_TK = self.expert_to_device[chosen.topk_ids_TK]
         return chosen.topk_ids_TK, chosen.topk_weights_TK, devices_TK

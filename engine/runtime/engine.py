@@ -153,7 +153,7 @@ class Engine:
         return self._queue(self._admit(prompt, params, label, watch))
 
     def abort(self, request_id: int) -> None:
-        """End a request before the next step; an id that is not running is ignored."""
+        """End a request before the next step; an id that has ended or never was is ignored."""
         self._to_abort.append(request_id)
 
     def step(self) -> list[RequestOutput]:
@@ -208,7 +208,7 @@ class Engine:
     def finish(self, request_ids: SequenceOf[int]) -> list[Completion]:
         """Step until the given requests have ended and return their completions, in that order.
 
-        What other requests gain meanwhile is kept for `step`.
+        What other requests gain meanwhile is kept for `step`, and so is all of it if a step fails.
 
         Raises:
             RequestError: one of them is not under way: its end was returned by `step` or here
@@ -221,16 +221,16 @@ class Engine:
                 "its completion was returned then, or it was never added."
             )
         done: dict[int, Completion] = {}
-        others: list[RequestOutput] = []
+        seen: list[RequestOutput] = []
         try:
-            while len(done) < len(wanted):
-                for output in self.step():
-                    if output.request_id not in wanted:
-                        others.append(output)
-                    elif output.completion:
-                        done[output.request_id] = output.completion
-        finally:
-            self._unread[:0] = others
+            while wanted - done.keys():
+                outputs = self.step()
+                seen += outputs
+                done |= {o.request_id: o.completion for o in outputs if o.completion}
+        except BaseException:
+            self._unread[:0] = seen
+            raise
+        self._unread[:0] = [output for output in seen if output.request_id not in wanted]
         return [done[request_id] for request_id in request_ids]
 
     def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:

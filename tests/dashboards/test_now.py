@@ -107,7 +107,7 @@ def test_more_texts_than_places_are_counted_not_squeezed(source):
     many = type(source)(running=NUM_SLOTS + 5)
     many.step(2)
     values = open_page(many).page.values
-    assert values["texts_said"] == f"{NUM_SLOTS + 5} running, {NUM_SLOTS} shown"
+    assert values["texts_said"] == f"{NUM_SLOTS} of {NUM_SLOTS + 5} shown"
 
 
 def test_a_page_before_the_engine_speaks_says_so_and_then_fits_it(source):

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+pytest.register_assert_rewrite("tests.kernels.router_cases")
+
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]

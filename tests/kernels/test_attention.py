@@ -51,6 +51,75 @@ def test_prefills_and_decodes_equal_the_oracle(path, heads, block_size):
         assert close(out[rows], reference.attention(q[rows], k, v, at), 2e-5)
 
 
+def test_the_layout_of_decodes_is_that_of_the_docstring():
+    plan = plan_attention(
+        [Segment(0, 1, 5, (2, 5)), Segment(1, 1, 2, (3,))], 4, torch.device("cpu")
+    ).together
+    assert plan.blocks == slice(0, 6) and plan.owner_U.tolist() == [0, 0, 0, 1, 0, 0]
+    assert plan.table_BM.tolist() == [[2, 5], [3, 0]] and plan.place_U.tolist() == [
+        0,
+        0,
+        0,
+        2,
+        0,
+        1,
+    ]
+    assert (~plan.unseen_BS).sum(-1).flatten().tolist() == [6, 3]
+
+
+@pytest.mark.parametrize("far", [0, 500])
+@pytest.mark.parametrize("by_head", [False, True])
+def test_decodes_read_compact_and_scattered_blocks_alike_whatever_strangers_hold(far, by_head):
+    lengths = [9, 40, 16, 1]
+    keys, values, tables, plain = cache_of(lengths, 16, 2, 16)
+    tables = [tuple(block + far for block in table) for table in tables]
+    spread = []
+    for cache in (keys, values):
+        wide = torch.full((len(cache) + far + 3, *cache.shape[1:]), torch.nan)
+        wide[0] = 0
+        wide[1 + far : len(cache) + far] = cache[1:]
+        if by_head:
+            wide = wide.transpose(1, 2).contiguous().transpose(1, 2)
+        spread.append(wide)
+    segments = [
+        Segment(i, 1, n - 1, t) for i, (n, t) in enumerate(zip(lengths, tables, strict=True))
+    ]
+    plan = plan_attention(segments, 16, torch.device("cpu"))
+    assert isinstance(plan.together.blocks, slice) == (far == 0)
+    q = torch.randn(4, 4, 16, generator=torch.Generator().manual_seed(1))
+    out = paged_attention(q, *spread, plan)
+    for row, (n, (k, v)) in enumerate(zip(lengths, plain, strict=True)):
+        assert close(out[row : row + 1], reference.attention(q[row : row + 1], k, v, [n - 1]), 2e-5)
+    q[1] = torch.nan
+    ill = paged_attention(q, *spread, plan)
+    assert ill[1].isnan().all(), "a broken query shows"
+    assert torch.equal(ill[[0, 2, 3]], out[[0, 2, 3]]), "and stays with its own sequence"
+
+
+@pytest.mark.parametrize("norm_and_rotate", [dense.norm_and_rotate, tiled.norm_and_rotate])
+def test_heads_are_normed_and_rotated_as_two_by_two_rotations_say(norm_and_rotate):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, 8, generator=generator)
+    q_weight, k_weight = torch.rand(8, generator=generator), torch.rand(8, generator=generator) + 1
+    angles = torch.arange(5)[:, None] * torch.tensor([1.0, 0.5, 0.25, 0.1])
+    cos, sin = (
+        torch.cat(two, 1).unsqueeze(1)
+        for two in ((angles.cos(), angles.cos()), (-angles.sin(), angles.sin()))
+    )
+    out = norm_and_rotate(x, 2, q_weight, k_weight, 1e-5, (cos, sin))
+    wanted = torch.empty(5, 3, 8, dtype=torch.float64)
+    for t in range(5):
+        for head, weight in enumerate((q_weight, q_weight, k_weight)):
+            normed = reference.rms_norm(x[t, head], weight, 1e-5)
+            for i in range(4):
+                c, s = angles[t, i].double().cos(), angles[t, i].double().sin()
+                wanted[t, head, i] = normed[i] * c - normed[i + 4] * s
+                wanted[t, head, i + 4] = normed[i + 4] * c + normed[i] * s
+    assert close(out, wanted, 1e-5)
+    assert not close(norm_and_rotate(x, 1, q_weight, k_weight, 1e-5, (cos, sin)), wanted, 1e-5)
+    assert not close(norm_and_rotate(x, 2, q_weight, k_weight, 1e-5, (cos, -sin)), wanted, 1e-5)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_oracle_check_fails_when_a_key_is_missed_or_the_future_is_seen(path):
     keys, values, tables, plain = cache_of([20], 16, 4, 16)

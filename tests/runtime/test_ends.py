@@ -144,22 +144,45 @@ def test_aborting_what_has_ended_or_never_was_takes_nothing_from_others(make_eng
     assert rest(engine) == []
 
 
+def breaks_in(engine, steps):
+    """Let the engine's step fail after so many."""
+
+    def broken(logits):
+        nonlocal steps
+        steps -= 1
+        if steps < 0:
+            raise OSError("the link is down")
+        return logits
+
+    engine.control.inject("sampler.noise", broken, lease_s=60)
+
+
 def test_an_end_is_told_even_if_the_step_that_brought_it_breaks(make_engine):
     engine = make_engine()
     gone, other = engine.add("Der", GREEDY), engine.add("Der Server", GREEDY)
     engine.step()
     engine.abort(gone)
-
-    def broken(rows):
-        raise OSError("the link is down")
-
-    engine.control.inject("dispatch.send", broken, lease_s=60)
+    breaks_in(engine, 0)
     with pytest.raises(OSError, match="link"):
-        engine.finish([other])
-    engine.control.clear("dispatch.send")
+        engine.step()
+    engine.control.clear("sampler.noise")
     outputs = rest(engine)
     ends = {o.request_id: o.completion.finish_reason for o in outputs if o.finished}
     assert ends == {gone: "aborted", other: "length"}
+
+
+def test_nothing_is_lost_when_a_step_breaks_while_requests_are_finished(make_engine):
+    engine = make_engine()
+    short, long, other = (engine.add("Der Server", params) for params in (GREEDY, LONGER, LONGER))
+    breaks_in(engine, 8)
+    with pytest.raises(OSError, match="link"):
+        engine.finish([short, long])
+    engine.control.clear("sampler.noise")
+    done = engine.finish([short, long])
+    assert [len(one.token_ids) for one in done] == [6, 12]
+    outputs = rest(engine)
+    assert [output.request_id for output in outputs] == [other] * 12
+    assert outputs[-1].completion.text == text_of(outputs, other)
 
 
 def test_a_closed_engine_has_nothing_left_to_take(make_engine):

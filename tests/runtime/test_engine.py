@@ -9,6 +9,7 @@ from engine import SamplingParams
 from engine.errors import ConfigError, MachineError, RequestError
 from engine.events import RequestEvent, StartEvent, StepEvent, TextEvent
 from engine.faults import Faults
+from engine.routing.device import TILE_ROWS
 from engine.routing.placement import filled
 from tests.runtime.conftest import Listener
 
@@ -248,16 +249,26 @@ def test_events_tell_the_whole_story_of_a_request(make_engine):
         assert 0 < step.overhead_share < 1
 
 
-def test_every_row_has_its_sequences_home_and_runs_there_if_it_can(make_engine, prompts):
+def test_every_row_has_its_sequences_home_and_leaves_it_only_for_a_fair_share(make_engine, prompts):
     listener = Listener()
     engine = make_engine(listener, num_devices=3)
     everywhere = np.tile(np.arange(8), (4, 3))
     engine.control.publish_table(filled(everywhere, np.repeat(np.arange(3), 8), 8, 3, version=1))
     engine.generate(prompts, GREEDY)
+    single = 0
     for step in listener.of(StepEvent):
         assert (step.homes == step.request_ids % 3).all()
-        assert (step.phy_ids // 8 == step.homes[:, None, None]).all()
-    assert {0, 1, 2} == {int(home) for step in listener.of(StepEvent) for home in step.homes}
+        devices_TLK, experts_TLK = np.divmod(step.phy_ids, 8)
+        assert (experts_TLK == step.topk_ids).all()
+        for layer, expert in np.ndindex(4, 8):
+            rows, slots = np.nonzero(step.topk_ids[:, layer] == expert)
+            devices = devices_TLK[rows, layer, slots]
+            share_in_tiles = -(-len(rows) // (3 * TILE_ROWS)) * TILE_ROWS
+            assert np.bincount(devices, minlength=3).max() <= share_in_tiles
+            if len(rows) == 1:
+                assert devices == step.homes[rows]
+                single += 1
+    assert single and {0, 1, 2} == {int(h) for step in listener.of(StepEvent) for h in step.homes}
 
 
 def test_nothing_is_recorded_when_nobody_listens(make_engine, monkeypatch):
