@@ -23,6 +23,17 @@ DtypeOption = Annotated[
 DevicesOption = Annotated[
     int, typer.Option("--devices", help="Logical devices the experts are spread over.")
 ]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", help="Processes the experts are spread over; 1 is this one.")
+]
+ExchangeOption = Annotated[
+    str,
+    typer.Option(
+        "--exchange",
+        metavar="MODE",
+        help="How ranks exchange rows: naive, request, grouped or overlapped.",
+    ),
+]
 DeterministicOption = Annotated[
     bool,
     typer.Option(
@@ -49,6 +60,8 @@ def open_engine(
     deterministic: bool,
     sink: Sink,
     hash_logits: bool = False,
+    ranks: int = 1,
+    exchange: str = "grouped",
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -64,5 +77,7 @@ def open_engine(
         num_devices=devices,
         deterministic=deterministic,
         hash_logits=hash_logits,
+        num_ranks=ranks,
+        exchange=exchange,
     )
     return Engine(config, sink=sink)

@@ -229,3 +229,29 @@ def test_balance_of_an_even_and_a_skewed_load():
     assert balance(np.array([[6, 2, 0, 0]])) == 3
     assert balance(np.zeros((2, 4))) is None
     assert balance(np.zeros((0, 0))) is None
+
+
+@pytest.mark.slow
+def test_ranks_give_the_logits_and_the_routing_of_one_process(workbench):
+    words = ("generate", PROMPT, "--max-tokens", "4", "--deterministic", "--json")
+    alone = workbench(*words).json
+    for exchange in ("grouped", "overlapped"):
+        spread = workbench(*words, "--ranks", "4", "--exchange", exchange).json
+        for report in (alone, spread):
+            report.pop("tokens_per_second", None)
+            report["routing"].pop("overhead_share", None)
+        assert alone["logits_sha256"] and spread == alone
+    other = workbench(*words, "--ranks", "2", "--ban-expert", "0").json
+    assert other["logits_sha256"] != alone["logits_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--ranks", "0"), "num_ranks (0)"),
+        (("--ranks", "2", "--devices", "3"), "num_devices (3)"),
+        (("--exchange", "group"), "exchange (group)"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(workbench, words, hint):
+    workbench("generate", PROMPT, *words).assert_refused(2, hint)

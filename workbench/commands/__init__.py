@@ -15,6 +15,7 @@ from workbench.commands import (
     demo,
     doctor,
     drill,
+    experiment,
     explain,
     generate,
     kernels,
@@ -62,3 +63,4 @@ app.add_typer(kernels.app, name="kernels")
 app.add_typer(drill.app, name="drill")
 app.add_typer(demo.app, name="demo")
 app.add_typer(bench.app, name="bench")
+app.add_typer(experiment.app, name="experiment")

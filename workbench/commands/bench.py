@@ -106,10 +106,27 @@ def dashboard(
     _print(run(paths.model_folder(model), parts=chosen, rounds=rounds, seconds=seconds), as_json)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+@app.command()
+def dispatch(
+    *,
+    ranks: Annotated[int, typer.Option(help="Processes that exchange rows.")] = 4,
+    sizes: Annotated[
+        str, typer.Option(metavar="T,T,…", help="Tokens of all ranks together.")
+    ] = "8,32,128,512,1024",
+    rounds: RoundsOption = 7,
+    as_json: JsonOption = False,
+) -> None:
+    """Dispatch and combine without a model: each way to exchange, and the model of its times."""
+    from workbench.bench.dispatch import run
+
+    chosen = _numbers(sizes, "--sizes")
+    _print(run(ranks=ranks, sizes=chosen, rounds=rounds), as_json)
+
+
+def _numbers(text: str, option: str = "--batches") -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise ConfigError(f"--batches ({text}) must read B,B,… with whole numbers of at least 1.")
+        raise ConfigError(f"{option} ({text}) must read N,N,… with whole numbers of at least 1.")
     return tuple(int(part) for part in parts)
 
 
@@ -132,7 +149,8 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     machine = report["machine"]
-    notes = [f"{name.removesuffix('_formula')}: {text}" for name, text in formulas.items()]
+    notes = list(report.get("notes", ()))
+    notes += [f"{name.removesuffix('_formula')}: {text}" for name, text in formulas.items()]
     notes.append(
         f"{report['label']} on {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['threads']} threads, load {machine['load_average']}, torch {machine['torch']}"

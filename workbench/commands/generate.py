@@ -14,8 +14,10 @@ from workbench.options import (
     DeterministicOption,
     DevicesOption,
     DtypeOption,
+    ExchangeOption,
     JsonOption,
     ModelOption,
+    RanksOption,
     SeedOption,
     open_engine,
 )
@@ -64,6 +66,8 @@ def generate(
     seed: SeedOption = None,
     stop: StopOption = None,
     devices: DevicesOption = 1,
+    ranks: RanksOption = 1,
+    exchange: ExchangeOption = "grouped",
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     deterministic: DeterministicOption = False,
@@ -104,6 +108,8 @@ def generate(
         deterministic=deterministic,
         sink=Tee(heard),
         hash_logits=as_json,
+        ranks=ranks,
+        exchange=exchange,
     )
     with closing(engine):
         policy.apply(engine)

@@ -1,0 +1,128 @@
+"""`workbench experiment`: comparisons that take more than one run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from engine.errors import ConfigError
+from workbench import paths
+from workbench.options import DeterministicOption, JsonOption, ModelOption
+from workbench.output import print_json, size
+
+WIDTH = 96
+
+app = typer.Typer(help="Compare ways to run the same traffic.", no_args_is_help=True)
+
+
+@app.callback()
+def experiment() -> None:
+    """Compare ways to run the same traffic."""
+
+
+@app.command()
+def ladder(
+    *,
+    ranks: Annotated[
+        int | None, typer.Option(help="Measure on so many processes; 4 when nothing is asked.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="Model so many devices of a machine on paper instead.")
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The machine: a file in data/hardware, such as 8xH200."),
+    ] = None,
+    step_tokens: Annotated[
+        int | None, typer.Option(help="Modelled: tokens of a step, instead of the frozen number.")
+    ] = None,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    requests: Annotated[int, typer.Option(help="Measured: prompts that run together.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Measured: new tokens of each.")] = 16,
+    rounds: Annotated[int, typer.Option(help="Measured: repetitions; medians are shown.")] = 5,
+    deterministic: DeterministicOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Request-level against token-level routing: naive, grouped, overlapped, replicas, smoothing.
+
+    With --ranks it is measured on processes of this machine, with --devices modelled on a machine
+    on paper, from inputs frozen in data/hardware/ladder.
+    """
+    modelled = devices is not None or topology is not None or step_tokens is not None
+    if modelled and ranks is not None:
+        raise ConfigError(
+            f"--ranks ({ranks}) measures on this machine, --devices and --topology model one on "
+            "paper; give one or the other."
+        )
+    if modelled:
+        from workbench.bench.ladder import modelled as paper
+
+        report = paper.run(devices=devices or 8, topology=topology, tokens=step_tokens)
+    else:
+        from workbench.bench.ladder import measured
+
+        report = measured.run(
+            paths.model_folder(model),
+            ranks=4 if ranks is None else ranks,
+            requests=requests,
+            tokens=tokens,
+            rounds=rounds,
+            deterministic=deterministic,
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from workbench.bench.ladder.rungs import CONTROL, RUNGS
+
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)  # or numbers would break into lines
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("rung")
+    heads = ("times", "comm.", "messages", "bytes", "comm. ms", "p50 ms", "p99 ms", "used")
+    for head in (*heads, "load", "same"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in report["rows"]:
+        table.add_row(row["name"], *_cells(row))
+    console.print(table)
+    shape = report["shape"]
+    console.print()
+    for rung in (*RUNGS, CONTROL):
+        console.print(Text(f"{rung.name}: {rung.what}."))
+    console.print(
+        Text(
+            f"{report['rows'][0]['label']} on {report['topology']}: {shape['model']}, "
+            f"{shape['moe_layers']} routed layers, {shape['experts']} experts, top "
+            f"{shape['top_k']}, D {shape['hidden']}, F {shape['expert_width']}, "
+            f"{report['tokens']:,} tokens a step. times: request-level's throughput. comm.: share "
+            "of the step in which rows move or are waited for. used: the least and the most of a "
+            "rank's time that is spent computing. load: the busiest rank's rows by the mean. same: "
+            "the tokens are request-level's. Messages, bytes, ms: of a step, all layers."
+        ),
+        style="dim",
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    used = row["utilisation"]
+    same = {True: "yes", False: "no", None: "-"}[row["same_output"]]
+    return [
+        f"{row['throughput_normalised']:.2f}",
+        f"{row['comm_share']:.0%}",
+        f"{row['messages_per_step']:,.0f}",
+        size(row["bytes_per_step"]),
+        f"{row['comm_ms']:.2f}",
+        f"{row['step_p50_ms']:.2f}",
+        f"{row['step_p99_ms']:.2f}",
+        f"{min(used):.0%}-{max(used):.0%}",
+        f"{row['max_over_mean_load']:.2f}",
+        same,
+    ]
