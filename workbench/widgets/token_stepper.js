@@ -394,7 +394,7 @@ function bars({ record, full, engine, width }, values, { margin }) {
   });
   const last = record.topk_ids.at(-1);
   // The margin's label stands at the end where it covers fewer numbers.
-  const under = (ids) => ids.filter((id) => Math.abs(height((values[id] ?? 0) - values[last])) < MARGIN_PART).length;
+  const under = (ids) => ids.filter((id) => height((values[id] ?? 0) - values[last]) > -MARGIN_PART).length;
   const ids = values.map((_, id) => id);
   const covered = Math.ceil(MARGIN_PX / room);
   const left = few && under(ids.slice(0, covered)) < under(ids.slice(-covered));
