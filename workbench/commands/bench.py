@@ -106,6 +106,22 @@ def dashboard(
     _print(run(paths.model_folder(model), parts=chosen, rounds=rounds, seconds=seconds), as_json)
 
 
+@app.command()
+def gate(
+    *,
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="T,T,…", help="Rows of the batch.")
+    ] = "1,8,64,512",
+    rounds: RoundsOption = 15,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choosing experts against eager torch and transformers' routers, in turns."""
+    from workbench.bench.gate import run
+
+    _print(run(tokens=_numbers(tokens), rounds=rounds, threads=threads), as_json)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
