@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from engine.kernels.router import RouterConfig
 triton = pytest.importorskip("triton")
 
 from engine.kernels import inspect as inspector  # noqa: E402
-from engine.kernels.gpu import permute  # noqa: E402
+from engine.kernels.gpu import combine, permute  # noqa: E402
 from engine.kernels.gpu.grouped_gemm import ExpertStack  # noqa: E402
 from engine.kernels.gpu.layer import DeviceMoE  # noqa: E402
 from engine.kernels.gpu.variant import Variant  # noqa: E402
@@ -39,6 +40,7 @@ class Launch:
         bound = inspect.signature(kernel.fn).bind(*args, **given)
         self.arguments = dict(bound.arguments)
         self.constant = {kernel.arg_names[place] for place in kernel.constexprs}
+        self.general = {place.name for place in kernel.params if place.do_not_specialize}
 
     @property
     def name(self) -> str:
@@ -48,7 +50,8 @@ class Launch:
         """Return what the launcher would compile for these arguments."""
         signature, constants = {}, {}
         for name, value in self.arguments.items():
-            if name in self.constant or value is None or (type(value) is int and value == 1):
+            one = type(value) is int and value == 1 and name not in self.general
+            if name in self.constant or value is None or one:
                 signature[name], constants[name] = "constexpr", value
             else:
                 signature[name] = kind_of(value)
@@ -58,7 +61,12 @@ class Launch:
             kernel=self.kernel,
             signature=signature,
             constexprs=constants,
-            aligned=tuple(name for name in aligned if signature[name] != "constexpr"),
+            aligned=tuple(
+                name
+                for name in aligned
+                if signature[name] != "constexpr" and name not in self.general
+            ),
+            fp_fusion=self.options.get("enable_fp_fusion", True),
             num_warps=self.options.get("num_warps", 4),
             num_stages=self.options.get("num_stages", 3),
         )
@@ -166,3 +174,11 @@ def test_what_a_layer_launches_compiles_for_a_gpu(launches, scheme, num_tokens):
         compiled = inspector.compile_for(launch.variant(), inspector.chip("sm_90"))
         assert not compiled.resources.complaints(), launch.name
     assert len({launch.name for launch in launches}) >= 5
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_combine_rounds_each_product_and_each_sum(fused):
+    as_shipped = combine.variants()[0]
+    assert not as_shipped.fp_fusion
+    compiled = inspector.compile_for(replace(as_shipped, fp_fusion=fused), inspector.chip("sm_90"))
+    assert ("FFMA" in compiled.sass()) == fused, "with fusion the check sees it"

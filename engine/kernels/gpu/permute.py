@@ -258,7 +258,7 @@ def _write_blocks(
         tl.store(offsets_ptr + lanes, (ends - counts).to(tl.int64), mask=lanes <= P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks", "pair_programs"])
 def _permute_quadratic(
     ids_ptr, stride_t, stride_k, K, num_pairs, source_ptr, row_of_ptr, tally_ptr,
     offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks, pair_programs,
@@ -295,7 +295,7 @@ def _permute_quadratic(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count_chunks(
     ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr,
     P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
@@ -308,7 +308,7 @@ def _count_chunks(
     tl.store(at, tl.histogram(keys, LANES))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def _scan_chunks(
     chunk_counts_ptr, tally_ptr, num_chunks,
     LANES: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
@@ -326,7 +326,7 @@ def _scan_chunks(
     tl.store(tally_ptr + experts, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _map_blocks(
     tally_ptr, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
     P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
@@ -341,7 +341,7 @@ def _map_blocks(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _place_chunks(
     ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr, offsets_ptr, source_ptr,
     row_of_ptr, P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
