@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,10 @@ def url(tmp_path_factory) -> Iterator[str]:
             yield json.loads(running.stdout.readline())["url"]
         finally:
             running.send_signal(signal.SIGINT)
+            # Where the tests themselves run with SIGINT ignored, so does it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(60)
+            running.kill()
 
 
 def ready(visit, address: str) -> None:
