@@ -63,8 +63,13 @@ def _outcome(section: Report) -> str:
 
 
 def _table(rows: list[Report]) -> list[str]:
-    """Return a Markdown table with a column for every key; nested values as `name value`."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Return a Markdown table with a column for every key but those that hold several values.
+
+    These, such as the time of every peer, are in the JSON file.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row)
+    several = {key for row in rows for key, value in row.items() if isinstance(value, dict)}
+    columns = [key for key in keys if key not in several]
     lines = ["| " + " | ".join(key.replace("_", " ") for key in columns) + " |"]
     lines.append("|" + "---|" * len(columns))
     for row in rows:
@@ -75,8 +80,6 @@ def _table(rows: list[Report]) -> list[str]:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
     return str(value).replace("|", "\\|").replace("\n", " ")
