@@ -20,6 +20,14 @@ ModelOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number format of the weights.")
 ]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="model|int8",
+        help="Number format of the experts: that of --dtype, or int8 weights and rows.",
+    ),
+]
 DevicesOption = Annotated[
     int, typer.Option("--devices", help="Logical devices the experts are spread over.")
 ]
@@ -49,6 +57,7 @@ def open_engine(
     deterministic: bool,
     sink: Sink,
     hash_logits: bool = False,
+    expert_format: str = "model",
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -64,5 +73,6 @@ def open_engine(
         num_devices=devices,
         deterministic=deterministic,
         hash_logits=hash_logits,
+        expert_format=expert_format,
     )
     return Engine(config, sink=sink)

@@ -98,7 +98,7 @@ class Announcer:
                 schedule.chunks,
                 num_running=len(scheduler.running),
                 num_waiting=len(scheduler.waiting),
-                number_format=self._config.dtype,
+                number_format=self._config.number_format,
                 moe_layers=self._model.moe_layers,
             )
         )

@@ -367,6 +367,11 @@ class Engine:
 
 def _target(config: EngineConfig, model: ModelConfig) -> Target:
     """Describe what this engine runs on, for the choice of its operations."""
+    if config.expert_format != "model" and not model.is_moe:
+        raise ConfigError(
+            f"expert_format ({config.expert_format}) must be model for {config.model}, which "
+            "has no experts."
+        )
     matrix = 2 * model.moe_intermediate_size * model.hidden_size
     return Target(
         device="cpu",

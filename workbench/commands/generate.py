@@ -16,6 +16,7 @@ from workbench.options import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     SeedOption,
     open_engine,
 )
@@ -66,6 +67,7 @@ def generate(
     devices: DevicesOption = 1,
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
+    precision: PrecisionOption = "model",
     deterministic: DeterministicOption = False,
     trace: TraceOption = None,
     force_experts: ForceOption = None,
@@ -104,6 +106,7 @@ def generate(
         deterministic=deterministic,
         sink=Tee(heard),
         hash_logits=as_json,
+        expert_format=precision,
     )
     with closing(engine):
         policy.apply(engine)
