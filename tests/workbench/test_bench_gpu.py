@@ -140,6 +140,24 @@ def test_a_report_with_failures_is_still_written(broken, tmp_path):
     assert "an illegal memory access" in as_page.read_text()
 
 
+def test_a_report_is_written_even_when_no_section_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "CHILD", "tests.workbench.no_such_module")
+    found = runner.run(names=("gate",), dry=True, say=lambda line: None)
+    assert "No module named" in found["sections"]["gate"]["error"] and not runner.well(found)
+    _, as_page = report.write(found, tmp_path)
+    assert "unknown-device" in as_page.name and "torch ?" in as_page.read_text()
+
+
+def test_what_a_section_needs_runs_before_it_and_takes_no_place_of_its_own():
+    waves = list(runner._waves(("deepseek-v3",), None, dry=False))
+    names = [[section.name for section, _ in wave] for wave in waves]
+    assert names == [["ceilings"], ["prepare-deepseek-v3"], ["deepseek-v3"]]
+    (first, *_), (second, *_) = runner._waves(("tune",), 9, dry=False)
+    assert first[0].name == "prepare-tiles-0" and second == (second[0], 9)
+    assert list(runner._waves(("tune",), 0, dry=False)) == []
+    assert not any(name.startswith("prepare") for name in runner.known_sections())
+
+
 def test_a_case_that_raises_keeps_its_row_and_its_reason(tmp_path):
     setting = Setting(dry=True, deadline=time.monotonic() + 60, path=tmp_path / "rows")
     with setting.case(tokens=1) as row:

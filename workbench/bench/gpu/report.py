@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]
+VERSIONS = ("torch", "triton", "cuda", "python")
 
 
 def slug(device: str) -> str:
@@ -36,11 +37,8 @@ def page(report: Report) -> str:
         f"{what}; `{report['command']}`, {report['seconds']} s.",
         "",
     ]
-    versions = report["machine"]
-    lines += [
-        f"torch {versions['torch']}, triton {versions['triton']}, Python {versions['python']}.",
-        "",
-    ]
+    versions = [f"{name} {report['machine'].get(name, '?')}" for name in VERSIONS]
+    lines += [", ".join(versions) + ".", ""]
     lines += ["| section | result | seconds |", "|---|---|---:|"]
     for name, section in report["sections"].items():
         lines.append(f"| {name} | {_cell(_outcome(section))} | {section['seconds']} |")

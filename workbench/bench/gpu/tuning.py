@@ -195,7 +195,8 @@ def _time(setting: Setting, search: Search, gate_up: Tile, down: Tile) -> float:
 
 
 def _save(setting: Setting, searches: list[Search]) -> None:
-    from engine.kernels.gpu.tiles import TUNED, save_tuned, slug
+    """Write what was searched; a scheme and block size that was not keeps its earlier entry."""
+    from engine.kernels.gpu.tiles import TUNED, load_tuned, save_tuned, slug
 
     device = "cpu-dry-run" if setting.dry else torch.cuda.get_device_name()
     best = {
@@ -203,11 +204,15 @@ def _save(setting: Setting, searches: list[Search]) -> None:
         for search in searches
         if search.tried
     }
+    if not best:
+        return
     folders = [TUNED] if not setting.dry else []
     folders += [setting.out] if setting.out else []
     for folder in folders:
         with setting.case(what="file") as row:
             name = f"{slug(device)}.json" if folder == TUNED else f"tuned-{slug(device)}.json"
             date = datetime.date.today().isoformat()
-            save_tuned(folder / name, device, date, best)
+            earlier = load_tuned(folder / name).items()
+            kept = {key: (choice.gate_up, choice.down) for key, choice in earlier}
+            save_tuned(folder / name, device, date, kept | best)
             row["file"] = name
