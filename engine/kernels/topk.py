@@ -152,21 +152,22 @@ def check_logits(
         raise KernelError(_unasked("logit_bias", router.logit_bias))
     if router.selection_bias is (selection_bias_E is None):
         raise KernelError(_unasked("selection_bias", router.selection_bias))
-    if logit_bias_E is selection_bias_E is preferred_E is banned_E:  # all None
-        return
-    given = {
-        "logit_bias_E": logit_bias_E,
-        "selection_bias_E": selection_bias_E,
-        "preferred_E": preferred_E,
-        "banned_E": banned_E,
-    }
-    for name, tensor_E in given.items():
-        if tensor_E is not None:
-            dtype = torch.float32 if name.endswith("bias_E") else torch.bool
-            checks.one_of(name, tensor_E, (dtype,))
-            fits = f"logits_TE {checks.describe(logits_TE)}"
-            checks.shape(name, tensor_E, (logits_TE.shape[1],), fits)
-            checks.same_device(logits_TE=logits_TE, **{name: tensor_E})
+    for name, tensor_E, dtype in (
+        ("logit_bias_E", logit_bias_E, torch.float32),
+        ("selection_bias_E", selection_bias_E, torch.float32),
+        ("preferred_E", preferred_E, torch.bool),
+        ("banned_E", banned_E, torch.bool),
+    ):
+        if tensor_E is None or (
+            tensor_E.dtype == dtype
+            and tensor_E.shape == logits_TE.shape[1:]
+            and tensor_E.device == logits_TE.device
+        ):
+            continue
+        fits = f"logits_TE {checks.describe(logits_TE)}"
+        checks.one_of(name, tensor_E, (dtype,))
+        checks.shape(name, tensor_E, (logits_TE.shape[1],), fits)
+        checks.same_device(logits_TE=logits_TE, **{name: tensor_E})
 
 
 def _unasked(bias: str, wanted: bool) -> str:
