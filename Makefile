@@ -38,7 +38,7 @@ notebooks: $(STAMP)  ## run every notebook from top to bottom
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/notebooks $(ARGS)
 
 drills: $(STAMP)  ## walk every drill every way, and kill what runs it
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' tests/drills $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' --timeout 600 tests/drills $(ARGS)
 
 soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak $(ARGS)

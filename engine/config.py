@@ -247,6 +247,21 @@ class EngineConfig:
                 "product's order of summation changes with its threads."
             )
 
+    @property
+    def number_format(self) -> str:
+        """The format that experts run rows in, as recorded with each decision."""
+        return self.dtype if self.expert_format == "model" else self.expert_format
+
+    @property
+    def scheme(self) -> str:
+        """The number formats in force, in words."""
+        if self.expert_format == "model":
+            return f"all in {self.dtype}, the gate in float32"
+        return (
+            "experts in int8 (W8A8: weights with one scale an output channel, rows with one scale "
+            f"each), all else in {self.dtype}, the gate in float32"
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:

@@ -20,6 +20,14 @@ ModelOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number format of the weights.")
 ]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="model|int8",
+        help="Number format of the experts: that of --dtype, or int8 weights and rows.",
+    ),
+]
 DevicesOption = Annotated[
     int, typer.Option("--devices", help="Logical devices the experts are spread over.")
 ]
@@ -60,6 +68,7 @@ def open_engine(
     deterministic: bool,
     sink: Sink,
     hash_logits: bool = False,
+    expert_format: str = "model",
     ranks: int = 1,
     exchange: str = "grouped",
 ) -> Engine:
@@ -77,6 +86,7 @@ def open_engine(
         num_devices=devices,
         deterministic=deterministic,
         hash_logits=hash_logits,
+        expert_format=expert_format,
         num_ranks=ranks,
         exchange=exchange,
     )

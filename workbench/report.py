@@ -50,6 +50,7 @@ def generation(
         "finish_reason": completion.finish_reason,
         "tokens_per_second": round(num_tokens / seconds, 3) if seconds > 0 else 0.0,
         "logits_sha256": completion.logits_sha256,
+        "precision": engine.config.scheme,
         "routing": {
             "layers": len(counts_LE),
             "experts": shape.num_experts,

@@ -37,6 +37,10 @@ _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
 .trw-head h2 { display: none; }
 .trw-text { max-height: 116px; }
+.trw-hint { flex-wrap: nowrap; white-space: nowrap; }
+.trw-meaning { overflow: hidden; text-overflow: ellipsis; }
+.trw-figure { min-height: 0; }
+.trw-plot { height: clamp(150px, calc(100vh - 650px), 300px); }
 """
 
 

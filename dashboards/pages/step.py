@@ -81,7 +81,6 @@ class Step(Session):
         self._drawn = self.recent.count
         if past.wanted is None and not self._asked and self.layout(snapshot):
             # Nobody has asked yet: let there be something to step through.
-            self._asked = True
             self._watch()
         if past.state is None or self.wanted not in (None, past.wanted):
             return  # gone, or read before the reader chose another
@@ -94,7 +93,7 @@ class Step(Session):
     def on_action(self, name: str, value: Any) -> None:
         """Choose a request, or have one recorded."""
         if name == "request" and isinstance(value, str) and value.isdecimal():
-            self.wanted = int(value)
+            self.wanted, self._asked = int(value), True
             self.recent.refresh(now=True)
         elif name == "watch":
             self._watch()
@@ -169,6 +168,8 @@ class Step(Session):
         return recent(self.source.window(), self.wanted, self.source.tokens())
 
     def _watch(self, **detail: Any) -> None:
+        self._asked = True  # so that nothing takes the place of what the reader asks for
+
         def then(answer: Any) -> None:
             self.wanted = int(answer["request_id"])
             self.recent.refresh(now=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.cluster.records import RowRecords, row_records
 from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
 from engine.events import Int64
 from engine.faults import Faults
 from engine.kernels.registry import Target
@@ -94,7 +95,7 @@ class Rank:
         if not work.record:
             return None
         layers = self.model.config.moe_layers
-        return row_records(outcome.step, work.spans, layers, self.config.dtype)
+        return row_records(outcome.step, work.spans, layers, self.config.number_format)
 
     def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
         """Run `work` and return the (T, V) logits of every row, sampling nothing."""
@@ -139,6 +140,11 @@ class Rank:
 
 def target_of(config: EngineConfig, model: ModelConfig) -> Target:
     """Describe what a rank runs on, for the choice of its operations."""
+    if config.expert_format != "model" and not model.is_moe:
+        raise ConfigError(
+            f"expert_format ({config.expert_format}) must be model for {config.model}, which "
+            "has no experts."
+        )
     matrix = 2 * model.moe_intermediate_size * model.hidden_size
     return Target(
         device="cpu",

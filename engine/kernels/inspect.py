@@ -156,8 +156,8 @@ def refusal(variant: Variant, on: Chip) -> str | None:
     if on.backend == "cuda":
         if int(on.arch) < variant.min_capability:
             return f"{variant.name} needs sm_{variant.min_capability} or later"
-    elif variant.dtype == "fp8":
-        return f"{on.name} has another fp8 format"
+    elif "*fp8e4nv" in variant.signature.values():
+        return f"{variant.name} needs NVIDIA's e4m3; {on.name} has another one"
     return None
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -37,6 +39,14 @@ def best_by_keys(order_TE: Float32, count: int, class_E: Int64 | None = None) ->
     if class_E is not None or 4 * (count + _SPARE) > len(columns_E):
         return _best(order_TE, columns_E, count, class_E)
     return _best_of_many(order_TE, columns_E, count)
+
+
+def sum_of_best_two(order: Tensor) -> Tensor:
+    """Return the sum of the two largest numbers of the last dimension, at least two long."""
+    if order.device.type != "cpu":
+        return order.topk(2, dim=-1).values.sum(-1)
+    rising = np.sort(order.detach().numpy(), axis=-1)  # thrice as fast as to partition
+    return torch.from_numpy(rising[..., -1] + rising[..., -2])
 
 
 def _best(

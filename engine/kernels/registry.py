@@ -266,7 +266,11 @@ OPERATIONS = (
 )
 
 _GPU = "engine.kernels.gpu."
-_SMALL, _LARGE = (f"matrices {word} {SMALL_MATRIX >> 20} MB" for word in ("up to", "above"))
+_SMALL = f"matrices up to {SMALL_MATRIX >> 20} MB"
+_LARGE = (
+    f"fp32 matrices above {SMALL_MATRIX >> 20} MB (groups under {cpu_experts.FEW_ROWS} rows "
+    "read them as they are), all bf16 ones"
+)
 
 _KERNELS = (
     Kernel("linear", "columns", dense.linear, _columns, "fp32", prepare=dense.columns_product),

@@ -74,12 +74,13 @@ class RouterConfig:
     def __post_init__(self) -> None:
         at_least("top_k", self.top_k, 1)
         one_of("score", self.score, SCORES)
-        for name, low in (("eps", 0.0), ("scale", None), ("jitter", 0.0)):
+        for name, low in (("eps", 0.0), ("scale", -math.inf), ("jitter", 0.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{name} ({value!r}) must be a number.")
-            if not math.isfinite(value) or (low is not None and value < low):
-                raise ConfigError(f"{name} ({value}) must be finite and at least 0.")
+            if not math.isfinite(value) or value < low:
+                least = " and at least 0" if low == 0 else ""
+                raise ConfigError(f"{name} ({value}) must be finite{least}.")
         if self.score == "sparsemixer" and self.top_k != 2:
             raise ConfigError(f"top_k ({self.top_k}) must be 2 for sparsemixer.")
         if self.score == "sparsemixer" and (

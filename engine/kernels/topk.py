@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.errors import KernelError
 from engine.kernels import checks
-from engine.kernels.rank import best_by_keys
+from engine.kernels.rank import best_by_keys, sum_of_best_two
 from engine.kernels.router import GroupLimit, RouterConfig
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -115,7 +115,7 @@ def select(
         assert scores_TE is not None
         order_TE = _order(scores_TE, router, selection_bias_E, preferred_E, banned_E)
     num_ranked = min(router.top_k + explain, logits_TE.shape[1])
-    ranked_ids_TJ = _rank(order_TE.detach(), num_ranked, preferred_E, banned_E)
+    ranked_ids_TJ = _rank(order_TE, num_ranked, preferred_E, banned_E)
     topk_ids_TK = ranked_ids_TJ[:, : router.top_k]
     weights_TK = _weigh(router, logits_TE, scores_TE, topk_ids_TK)
     if not explain:
@@ -152,19 +152,22 @@ def check_logits(
         raise KernelError(_unasked("logit_bias", router.logit_bias))
     if router.selection_bias is (selection_bias_E is None):
         raise KernelError(_unasked("selection_bias", router.selection_bias))
-    given = {
-        "logit_bias_E": logit_bias_E,
-        "selection_bias_E": selection_bias_E,
-        "preferred_E": preferred_E,
-        "banned_E": banned_E,
-    }
-    for name, tensor_E in given.items():
-        if tensor_E is not None:
-            dtype = torch.float32 if name.endswith("bias_E") else torch.bool
-            checks.one_of(name, tensor_E, (dtype,))
-            fits = f"logits_TE {checks.describe(logits_TE)}"
-            checks.shape(name, tensor_E, (logits_TE.shape[1],), fits)
-            checks.same_device(logits_TE=logits_TE, **{name: tensor_E})
+    for name, tensor_E, dtype in (
+        ("logit_bias_E", logit_bias_E, torch.float32),
+        ("selection_bias_E", selection_bias_E, torch.float32),
+        ("preferred_E", preferred_E, torch.bool),
+        ("banned_E", banned_E, torch.bool),
+    ):
+        if tensor_E is None or (
+            tensor_E.dtype == dtype
+            and tensor_E.shape == logits_TE.shape[1:]
+            and tensor_E.device == logits_TE.device
+        ):
+            continue
+        fits = f"logits_TE {checks.describe(logits_TE)}"
+        checks.one_of(name, tensor_E, (dtype,))
+        checks.shape(name, tensor_E, (logits_TE.shape[1],), fits)
+        checks.same_device(logits_TE=logits_TE, **{name: tensor_E})
 
 
 def _unasked(bias: str, wanted: bool) -> str:
@@ -193,25 +196,21 @@ def _order(
     if banned_E is not None:
         order_TE = order_TE.masked_fill(banned_E, -math.inf)
     if (limit := router.groups) is not None:
-        open_TE = _in_best_groups(order_TE, limit)
-        if preferred_E is not None:
-            open_TE = open_TE | preferred_E
-        order_TE = order_TE.masked_fill(~open_TE, limit.masked)
+        order_TE = _limited(order_TE, limit, preferred_E)
     return order_TE
 
 
-def _in_best_groups(order_TE: Tensor, limit: GroupLimit) -> Tensor:
-    """Return (T, E) bool: whether an expert's group is among the `keep` best of its row."""
+def _limited(order_TE: Tensor, limit: GroupLimit, preferred_E: Tensor | None) -> Tensor:
+    """Mask the experts outside the best groups of each row, unless they are preferred."""
     num_tokens, num_experts = order_TE.shape
     size = num_experts // limit.num_groups
-    grouped_TGS = order_TE.view(num_tokens, limit.num_groups, size)
-    if limit.score == "max":
-        worth_TG = grouped_TGS.amax(-1)
-    else:
-        worth_TG = grouped_TGS.topk(2, dim=-1).values.sum(-1)
-    best_TG = _rank(worth_TG.detach(), limit.keep, None, None)
-    kept_TG = torch.zeros_like(worth_TG, dtype=torch.bool).scatter_(1, best_TG, True)
-    return kept_TG.repeat_interleave(size, dim=1)
+    order_TGS = order_TE.view(num_tokens, limit.num_groups, size)
+    worth_TG = order_TGS.amax(-1) if limit.score == "max" else sum_of_best_two(order_TGS)
+    best_TG = _rank(worth_TG, limit.keep, None, None)
+    shut_TG1 = torch.ones_like(worth_TG, dtype=torch.bool).scatter_(1, best_TG, False).unsqueeze(-1)
+    if preferred_E is not None:
+        shut_TG1 = shut_TG1 & ~preferred_E.view(limit.num_groups, size)
+    return order_TGS.masked_fill(shut_TG1, limit.masked).flatten(1)
 
 
 def _weigh(
@@ -253,18 +252,18 @@ def _rank(
     order_TE: Tensor, count: int, preferred_E: Tensor | None, banned_E: Tensor | None
 ) -> Tensor:
     """Return (T, count) the best experts of each row: preferred first, banned last."""
+    order_TE, on_cpu = order_TE.detach(), order_TE.device.type == "cpu"
     class_E = None
-    if preferred_E is not None or banned_E is not None:
-        class_E = torch.zeros(order_TE.shape[1], dtype=torch.int64, device=order_TE.device)
-        if preferred_E is not None:
-            class_E += preferred_E
-        if banned_E is not None:
-            class_E -= 1 * banned_E
-    if order_TE.device.type == "cpu" and order_TE.numel() >= _KEYS_FROM:
+    if preferred_E is not None:
+        class_E = preferred_E.long()
+    if banned_E is not None:
+        class_E = -banned_E.long() if class_E is None else class_E - banned_E.long()
+    if on_cpu and (class_E is not None or order_TE.numel() >= _KEYS_FROM):
         classes = None if class_E is None else class_E.numpy()
         return torch.from_numpy(best_by_keys(order_TE.numpy(), count, classes))
-    # 0.0 + x has no negative zero, which some ways of sorting put below zero.
-    ranked_TE = torch.sort(0.0 + order_TE, dim=-1, descending=True, stable=True).indices
+    if not on_cpu:
+        order_TE = 0.0 + order_TE  # no negative zero, which a sort by bits puts below zero
+    ranked_TE = torch.sort(order_TE, dim=-1, descending=True, stable=True).indices
     if class_E is not None:
         regrouped_TE = torch.sort(class_E[ranked_TE], dim=-1, descending=True, stable=True).indices
         ranked_TE = ranked_TE.gather(-1, regrouped_TE)

@@ -139,6 +139,24 @@ class Control:
         self._change(lambda policy: policy.smoothed(bonus))
         self._say("set_smoothing", bonus=bonus)
 
+    def set_policy(self, policy: RoutingPolicy) -> None:
+        """Put a whole policy in force, such as `policy` was before a change.
+
+        Raises:
+            RoutingError: it is no policy, or one for another model.
+        """
+        if not isinstance(policy, RoutingPolicy):
+            raise RoutingError(f"policy ({policy!r:.80}) must be a RoutingPolicy.")
+        shape = (policy.num_layers, policy.num_experts, policy.top_k)
+        current = self.policy
+        wanted = (current.num_layers, current.num_experts, current.top_k)
+        if shape != wanted:
+            raise RoutingError(
+                f"the policy is for (layers, experts, top_k) {shape}; this engine runs {wanted}."
+            )
+        self._change(lambda current: policy.checked())
+        self._say("set_policy", **_in_words(policy))
+
     def clear_policy(self) -> None:
         """Forget all bans, forced experts and biases, and switch smoothing off."""
         self._change(
@@ -288,15 +306,11 @@ class Control:
 
     def state(self) -> dict[str, Any]:
         """Return what is in force: table, policy, active fault points, load."""
-        policy = self.policy
         return {
             "table_version": self._table.version,
             "table_sha256": self._table.sha256(),
             "rank_of_phy": self._table.rank_of_phy.tolist(),
-            "banned": sorted(policy.banned),
-            "forced": sorted(policy.forced),
-            "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
-            "smoothing": policy.smoothing,
+            **_in_words(self.policy),
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),
         }
@@ -346,6 +360,15 @@ def _check_travels(fault: Fault) -> None:
             f"fault ({fault!r:.80}) must be a function of a module, or a partial of one, because "
             f"it travels to other processes: {failed}."
         ) from None
+
+
+def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
+    return {
+        "banned": sorted(policy.banned),
+        "forced": sorted(policy.forced),
+        "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
+        "smoothing": policy.smoothing,
+    }
 
 
 def _layer(value: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,10 @@ def url(tmp_path_factory) -> Iterator[str]:
             yield json.loads(running.stdout.readline())["url"]
         finally:
             running.send_signal(signal.SIGINT)
+            # Where the tests themselves run with SIGINT ignored, so does it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(60)
+            running.kill()
 
 
 def ready(visit, address: str) -> None:
@@ -103,6 +108,12 @@ def test_a_text_of_ones_own_is_stepped_by_the_keyboard(visit, url):
     # The text goes on growing; the reader's place stays.
     page.wait_for_timeout(3000)
     assert stepper.get_attribute("data-token") == "3"
+    # The address holds the view: a reload, or somebody else, comes back to it.
+    wanted = ("request=", "token=3", "layer=1", "stage=select", "view=table")
+    assert all(part in page.url for part in wanted), page.url
+    page.reload()
+    page.locator('.trw-stepper[data-token="3"][data-layer="1"][data-stage="select"]').wait_for()
+    stepper.locator(".trw-figure td").first.wait_for()
     visit.assert_clean()
 
 

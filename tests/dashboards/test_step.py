@@ -130,6 +130,26 @@ def test_somebody_who_just_opens_the_page_gets_something_to_step_through_once(ru
     assert page.page.values["f0c"] == "true" and page.page.values["no_full"]
 
 
+def test_a_reader_who_is_quicker_than_the_first_reading_gets_their_own_text(running):
+    """On a busy machine the recent past is read late; by then the reader has asked."""
+    running.step(3)
+
+    async def hurry() -> Step:
+        page = Step(running, "light", {}, frame_of({}, "light"))
+        act("write", {"text": "Der Server ist"})(page)
+        for _ in range(3):
+            await settle(page)
+            running.step(2)
+            page.recent.refresh(now=True)
+        await settle(page)
+        return page
+
+    page = asyncio.run(hurry())
+    assert json.loads(page.stepper.state)["request"]["label"] == "yours"
+    asked = [event for event in running.window().requests if event.kind == "added"]
+    assert [event.label for event in asked].count("yours") == 1 and len(asked) == 3 + 1
+
+
 def test_a_request_that_grows_keeps_the_readers_place(running):
     running.step(3)
 

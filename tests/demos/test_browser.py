@@ -76,6 +76,15 @@ def test_five_viewers_follow_one_explores_and_all_end_on_the_same_step(links, op
     presenter.page.keyboard.press("ArrowRight")
     for visit in viewers:
         on_step(visit, 1)
+    # In this step the presenter leads the stepper too: token, layer and stage.
+    presenter.page.locator(".trw-lane").first.wait_for()
+    presenter.page.locator(".trw-body").focus()
+    for key in ("ArrowRight", "ArrowUp", "Space"):
+        presenter.page.keyboard.press(key)
+    led = '.trw-stepper[data-token="5"][data-layer="2"][data-stage="select"]'
+    for visit in [presenter, *viewers]:
+        visit.page.locator(led).wait_for()
+    presenter.page.locator(".headline").click()
     viewers[0].page.keyboard.press("End")
     on_step(viewers[0], len(STEPS) - 1)
     viewers[0].wait_for_text("role", "the presenter is on step 2")

@@ -16,7 +16,7 @@ import pytest
 
 from engine.errors import ConfigError, MachineError, RequestError
 from workbench import drills, paths
-from workbench.drills.client import clean
+from workbench.drills.client import READY_S, clean
 from workbench.drills.files import find
 from workbench.drills.opening import fresh_hashes
 from workbench.drills.store import Store
@@ -50,7 +50,7 @@ def runner(drill, state):
     process = command("run", drill, "--json", state=state)
     store = Store.at(state)
     try:
-        wait_for(lambda: store.current() is not None or process.poll() is not None)
+        wait_for(lambda: store.current() is not None or process.poll() is not None, READY_S)
         facts = store.current()
         assert facts is not None, process.communicate()
         while "The drill runs" not in (line := process.stderr.readline()):
@@ -67,7 +67,7 @@ def ended(facts):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_drill_is_worked_on_from_a_second_terminal_and_ctrl_c_restores(tmp_path):
     with runner("half-updated-table", tmp_path) as (process, facts):
         assert (tmp_path / "current.json").stat().st_mode & 0o077 == 0
@@ -107,12 +107,12 @@ def assert_restored(proof, facts):
         assert part["before"] == part["after"] == facts["hashes"][name] and len(part["after"]) == 64
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path):
     with runner("hot-expert", tmp_path) as (process, facts):
         said("act", "smooth", "--bonus", "2", state=tmp_path)
         process.kill()
-        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 20)
+        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 60)
     with pytest.raises(MachineError, match="no drill is running"):
         drills.attach(tmp_path)
     code, out, err = said("reset", "--json", state=tmp_path)
@@ -125,12 +125,12 @@ def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path):
     assert journal["result"]["proof"] == done["proof"] and journal["result"]["grade"] is None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_when_the_engine_is_killed_too_a_fresh_one_is_as_the_first_was(tmp_path):
     with runner("half-updated-table", tmp_path) as (process, facts):
         os.kill(int(facts["process"].split(":")[0]), signal.SIGKILL)
         process.kill()
-        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 20)
+        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 60)
     code, out, err = said("reset", "--json", state=tmp_path)
     done = json.loads(out)
     assert code == 0 and done["found"] == "half-updated-table" and "has gone" in done["how"], err
@@ -141,6 +141,7 @@ def test_when_the_engine_is_killed_too_a_fresh_one_is_as_the_first_was(tmp_path)
     assert code == 0 and "has gone" in Path(out.strip()).read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_fresh_engine_that_is_not_as_the_first_is_called_so(tmp_path):
     store = Store.at(tmp_path)
     facts = {"drill": "hot-expert", "journal": "a", "model": paths.DEFAULT_MODEL}

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton has no wheel for this platform")
 def test_every_test_of_the_interpreted_kernels_passes_and_none_is_skipped() -> None:
     child = run_pytest(FOLDER)

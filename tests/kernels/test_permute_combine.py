@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.errors import KernelError
 from engine.kernels import cpu_experts, grouped_gemm, reference, tiled
 from engine.kernels.combine import combine
 from engine.kernels.experts import ExpertWeights
@@ -26,6 +27,20 @@ def test_permutation_of_a_small_batch_is_that_of_the_docstring():
     assert source.tolist() == [0, 0, 1]
     assert row_of.tolist() == [1, 0, 2, 3]
     assert counts == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([[0, 5]], r"phy_ids_TK \(1, 2\) int64 holds the id 5 but 5 experts allow 0 to 4"),
+        ([[-2, 0]], "holds the id -2"),
+        ([0, 1], r"must have the axes \(T, K\)"),
+        ([[0.0, 1.0]], "must be one of int64, int32"),
+    ],
+)
+def test_ids_that_are_out_of_range_or_no_matrix_are_refused_in_one_sentence(ids, said):
+    with pytest.raises(KernelError, match=said):
+        permute(torch.tensor(ids), 5)
 
 
 @st.composite

@@ -67,6 +67,16 @@ def test_a_ban_holds_inside_the_block_and_not_behind_it(small, before):
     assert np.array_equal(again.trace.expert_counts(), before.trace.expert_counts())
 
 
+def test_a_ban_leaves_what_was_set_before_it(small):
+    small.control.set_bias(0, 1, 0.5)
+    try:
+        with small.banned(None, 2):
+            assert (3, 2) in small.control.policy.banned
+        assert small.control.policy.bias == {(0, 1): 0.5} and not small.control.policy.banned
+    finally:
+        small.control.clear_policy()
+
+
 def test_the_effect_of_a_ban_is_the_runner_up(small, before):
     layer = 2
     banned = int(before.trace.expert_counts()[layer].argmax())

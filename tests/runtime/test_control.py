@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,27 @@ def test_a_bias_draws_rows_to_an_expert(make_engine):
     engine.control.set_bias(None, 3, 50.0)
     engine.generate(["Der Server"], GREEDY)
     assert (chosen(listener)[..., 0] == 3).all()
+
+
+def test_a_whole_policy_is_put_back_as_it_was(make_engine):
+    listener = Listener()
+    engine = make_engine(listener)
+    engine.control.set_bias(1, 2, 0.5)
+    before = engine.control.policy
+    engine.control.ban_expert(None, 5)
+    engine.control.set_smoothing(1.0)
+    engine.control.set_policy(before)
+    assert engine.control.policy == before and engine.control.in_force.layers[0] is None
+    said = listener.of(ControlEvent)[-1]
+    assert (said.action, said.detail["bias"], said.detail["banned"]) == (
+        "set_policy",
+        [[1, 2, 0.5]],
+        [],
+    )
+    for other in ({"num_layers": 3}, {"num_experts": 9}, {"top_k": 3}):
+        with pytest.raises(RoutingError, match="this engine runs"):
+            engine.control.set_policy(replace(before, **other))
+    assert engine.control.policy == before
 
 
 def test_refused_changes_leave_the_policy_as_it_was(make_engine):
@@ -161,6 +183,7 @@ WRONG_CALLS = {
         *((0, 1, value) for value in WRONG_NUMBERS),
     ],
     "set_smoothing": [(bonus,) for bonus in WRONG_NUMBERS],
+    "set_policy": [(policy,) for policy in (None, 5, {}, RoutingPolicy, [[0, 1]])],
     "publish_table": [(table,) for table in (None, 5, "table", {}, RoutingPolicy)],
     "inject": [
         *((point, print, 5) for point in WRONG_POINTS),

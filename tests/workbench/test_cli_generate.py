@@ -44,8 +44,10 @@ def test_json_adds_up(workbench, engine):
         "finish_reason",
         "tokens_per_second",
         "logits_sha256",
+        "precision",
         "routing",
     }
+    assert report["precision"] == "all in float32, the gate in float32"
     assert report["prompt_token_ids"] == engine.tokenizer.encode(PROMPT)
     assert report["prompt_tokens"] == len(report["prompt_token_ids"])
     assert report["completion_tokens"] == len(report["token_ids"]) == 6

@@ -124,7 +124,9 @@ def test_nothing_recorded_is_said_so():
         Recorder().trace()
 
 
-@pytest.mark.parametrize("bounds", [{"max_rows": 0}, {"max_bytes": -1}])
+@pytest.mark.parametrize(
+    "bounds", [{"max_rows": 0}, {"max_bytes": -1}, {"max_rows": 1.5}, {"max_bytes": "9"}]
+)
 def test_a_bound_below_one_is_refused(bounds):
     with pytest.raises(ConfigError, match="at least 1"):
         Recorder(**bounds)

@@ -13,7 +13,7 @@ from importlib import import_module
 from engine.errors import WorkbenchError
 from workbench import paths
 
-NAMES = ("startup", "recorder", "decode", "dashboard", "dispatch")
+NAMES = ("startup", "recorder", "decode", "dashboard", "gate", "moe_layer", "dispatch")
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -104,6 +106,73 @@ def dashboard(
 
     chosen = tuple(parts.split(","))
     _print(run(paths.model_folder(model), parts=chosen, rounds=rounds, seconds=seconds), as_json)
+
+
+@app.command()
+def gpu(
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; without it, data/benchmarks.")
+    ] = None,
+    section: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="May be repeated; without it, all.")
+    ] = None,
+    tune: Annotated[
+        int | None, typer.Option(metavar="SECONDS", help="For tiles; 0 leaves them as they are.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="On the CPU, interpreted, tiny; measures nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Every kernel on this NVIDIA GPU: right against fp64, and fast against peers; 4 minutes."""
+    from workbench.bench.gpu import entry, runner
+
+    found, page = entry.measure(
+        out=out,
+        names=section or (),
+        tune_seconds=tune,
+        dry=dry_run,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if as_json:
+        print_json(found)
+    else:
+        print(page.read_text(encoding="utf-8"))
+    if not runner.well(found):
+        raise typer.Exit(1)
+
+
+@app.command("moe-layer")
+def moe_layer(
+    *,
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="T,T,…", help="Rows of the batch.")
+    ] = "1,8,64,512",
+    rounds: RoundsOption = 9,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One layer's experts against transformers' own, with the share of the roofline."""
+    from workbench.bench.moe_layer import run
+
+    _print(run(tokens=_numbers(tokens), rounds=rounds, threads=threads), as_json)
+
+
+@app.command()
+def gate(
+    *,
+    tokens: Annotated[
+        str, typer.Option("--tokens", metavar="T,T,…", help="Rows of the batch.")
+    ] = "1,8,64,512",
+    rounds: RoundsOption = 15,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choosing experts against eager torch and transformers' routers, in turns."""
+    from workbench.bench.gate import run
+
+    _print(run(tokens=_numbers(tokens), rounds=rounds, threads=threads), as_json)
 
 
 @app.command()

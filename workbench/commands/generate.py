@@ -17,6 +17,7 @@ from workbench.options import (
     ExchangeOption,
     JsonOption,
     ModelOption,
+    PrecisionOption,
     RanksOption,
     SeedOption,
     open_engine,
@@ -70,6 +71,7 @@ def generate(
     exchange: ExchangeOption = "grouped",
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
+    precision: PrecisionOption = "model",
     deterministic: DeterministicOption = False,
     trace: TraceOption = None,
     force_experts: ForceOption = None,
@@ -108,6 +110,7 @@ def generate(
         deterministic=deterministic,
         sink=Tee(heard),
         hash_logits=as_json,
+        expert_format=precision,
         ranks=ranks,
         exchange=exchange,
     )

@@ -1,10 +1,12 @@
 """Start a drill in a process of its own, or join one that runs; one object speaks for both.
 
-drill = attach()                 # or start("routing-jitter")
-drill.observe()["signals"]
-drill.act("smooth", bonus=1.2)
-drill.diagnose("restless-gate")
-drill.finish()["grade"]
+    drill = attach()                 # or start("routing-jitter")
+    drill.observe()["signals"]
+    drill.act("smooth", bonus=1.2)
+    drill.diagnose("restless-gate")
+    drill.finish()["grade"]
+
+The engine is another process's; nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_iden
 OPTIONS = ("drill", "state", "model", "seed", "minutes", "parent")
 LINGER_S = 1.0
 """How long an ended drill stays to let its last answer out."""
-ORPHANED_S = 10.0
+ORPHANED_S = 30.0
 """How long a drill whose runner was killed may take to restore its engine."""
 OVERDUE_S = 30.0
 """A drill whose time has been up for so long without ending is stopped from outside its loop."""

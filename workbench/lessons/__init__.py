@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from workbench.lessons.exercises import check, solution
     from workbench.lessons.exhibits import domain_map, figure, live_map, load_map, stepper
     from workbench.lessons.four_levels import levels
+    from workbench.lessons.live_engine import Live, live
     from workbench.lessons.note import Note
     from workbench.lessons.quality import surprise
     from workbench.lessons.shuffle import shuffle_domains
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from workbench.lessons.way import seven_lines
 
 _HOMES = {
+    "Live": "live_engine",
     "Note": "note",
     "Run": "small",
     "SmallEngine": "small",
@@ -39,6 +41,7 @@ _HOMES = {
     "domain_map": "exhibits",
     "figure": "exhibits",
     "levels": "four_levels",
+    "live": "live_engine",
     "live_map": "exhibits",
     "load_map": "exhibits",
     "mixed_prompts": "small",
@@ -50,6 +53,7 @@ _HOMES = {
     "surprise": "quality",
 }
 __all__ = [
+    "Live",
     "Note",
     "Run",
     "SmallEngine",
@@ -59,6 +63,7 @@ __all__ = [
     "domain_map",
     "figure",
     "levels",
+    "live",
     "live_map",
     "load_map",
     "mixed_prompts",

@@ -24,7 +24,7 @@ from workbench.lessons.note import Note
 from workbench.lessons.small import Labelled, Run, SmallEngine
 from workbench.theme import domain_name, domain_order
 from workbench.trace import Trace
-from workbench.views.rows import count_ids
+from workbench.trace.trace import count_ids
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -136,14 +136,17 @@ class SmallEngine:
     def banned(self, layer: int | None, expert: int) -> Iterator[None]:
         """Within this, `expert` is never chosen in `layer` (None: in every layer).
 
+        Afterwards the policy is what it was before.
+
         Raises:
             RoutingError: there is no such expert or layer.
         """
+        before = self.control.policy
         self.control.ban_expert(layer, expert)
         try:
             yield
         finally:
-            self.control.clear_policy()
+            self.control.set_policy(before)
 
     def _together(
         self,

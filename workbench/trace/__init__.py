@@ -6,6 +6,8 @@
     save(recorder.trace(), "run.moetrace")
     for event in replay(load("run.moetrace")):
         sink.emit(event)
+
+What is played back cannot be told from what a live sink saw.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from engine.errors import ConfigError, TraceError
+from engine.config import at_least
+from engine.errors import TraceError
 from engine.events import Event, StartEvent, StepEvent, TextEvent
 from workbench.trace.trace import Dropped, Note, Trace
 
@@ -37,11 +38,10 @@ class Recorder:
                 texts, control) never take more than a quarter of it.
 
         Raises:
-            ConfigError: a bound below 1.
+            ConfigError: a bound that is no whole number of at least 1.
         """
-        for name, value in (("max_rows", max_rows), ("max_bytes", max_bytes)):
-            if value < 1:
-                raise ConfigError(f"{name} ({value}) must be a whole number of at least 1.")
+        at_least("max_rows", max_rows, 1)
+        at_least("max_bytes", max_bytes, 1)
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self._lock = threading.Lock()

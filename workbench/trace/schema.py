@@ -7,8 +7,8 @@ A trace has three tables, each a set of columns of equal length:
     decisions  one line per full decision record (M)
 
 L counts MoE layers, E logical experts, K experts per token, G the engine's stages. `-1` is "no
-expert". Text and everything else that is not a number stands in `events.json` beside the arrays.
-`docs` of the file layout: `workbench.trace.store`.
+expert". Text and everything else that is not a number stands in `events.json` beside the arrays;
+`workbench.trace.store` has the layout of the file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from engine.events import CAUSES, STAGES, StartEvent
 FORMAT = "moetrace"
 VERSION = 1
 """Raised whenever a reader of the version before would misread the file."""
-
-SUFFIX = ".moetrace"
 
 MAX_LAYERS = 1024
 

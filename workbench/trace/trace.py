@@ -114,11 +114,7 @@ class Trace:
 
     def expert_counts(self) -> Array:
         """Return (L, E) how many (row, slot) pairs chose each expert; -1 is not counted."""
-        topk_ids_NLK = self.columns["rows/topk_ids"].astype(np.int64)
-        layers, experts = len(self.start.moe_layers), self.start.num_experts
-        cell = topk_ids_NLK + np.arange(layers)[:, None] * experts
-        counts = np.bincount(cell[topk_ids_NLK >= 0], minlength=layers * experts)
-        return counts.reshape(layers, experts)
+        return count_ids(self.columns["rows/topk_ids"], self.start.num_experts)
 
     def step_event(self, index: int) -> StepEvent:
         """Return step `index` as the event a live sink saw; arrays are views into the trace."""
@@ -140,6 +136,16 @@ class Trace:
 
     def _of(self, kind: type[N]) -> tuple[N, ...]:
         return tuple(note for _, note in self.notes if isinstance(note, kind))
+
+
+def count_ids(ids_NLK: Array, size: int) -> Array:
+    """Count ids by layer: (L, size) int64; negative ids are "no expert" and not counted.
+
+    Rows [[0, 2]], [[2, -1]] of one layer with size 3 give [[1, 0, 2]].
+    """
+    layers = ids_NLK.shape[1]
+    cells = ids_NLK.astype(np.int64) + np.arange(layers)[:, None] * size
+    return np.bincount(cells[ids_NLK >= 0], minlength=layers * size).reshape(layers, size)
 
 
 _STEP_NUMBERS = (

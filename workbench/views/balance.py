@@ -11,9 +11,9 @@ import pandas as pd
 
 from engine.errors import ConfigError
 from workbench.trace.schema import Array
-from workbench.trace.trace import Trace
+from workbench.trace.trace import Trace, count_ids
 from workbench.views.devices import devices_of_pairs
-from workbench.views.rows import ACCEPTED, chosen_rows, count_ids
+from workbench.views.rows import ACCEPTED, chosen_rows
 from workbench.views.tidy import LABEL, Column, join, table
 
 BALANCE_FORMULAS = {

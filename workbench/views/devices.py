@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from workbench.trace.schema import Array
-from workbench.trace.trace import Trace
+from workbench.trace.trace import Trace, count_ids
 from workbench.views.load import load_values
-from workbench.views.rows import ACCEPTED, chosen_rows, count_ids, row_steps
+from workbench.views.rows import ACCEPTED, chosen_rows, row_steps
 from workbench.views.tidy import LABEL, Column, table
 
 NOWHERE = -1

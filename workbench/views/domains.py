@@ -7,9 +7,9 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
-from workbench.trace.trace import Trace
+from workbench.trace.trace import Trace, count_ids
 from workbench.views.load import LOAD_FORMULA, load_values, shares
-from workbench.views.rows import ACCEPTED, chosen_rows, count_ids, row_domains
+from workbench.views.rows import ACCEPTED, chosen_rows, row_domains
 from workbench.views.tidy import LABEL, Column, join, table
 
 DOMAIN_FORMULA = f"{LOAD_FORMULA}, over the rows of one domain; lift = load / load over all domains"

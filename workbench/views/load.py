@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.trace.schema import Array
-from workbench.trace.trace import Trace
-from workbench.views.rows import ACCEPTED, chosen_rows, count_ids
+from workbench.trace.trace import Trace, count_ids
+from workbench.views.rows import ACCEPTED, chosen_rows
 from workbench.views.tidy import LABEL, Column, table
 
 LOAD_FORMULA = "load = rows of the expert / (rows of its layer / number of experts)"

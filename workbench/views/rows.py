@@ -56,13 +56,3 @@ def row_domains(trace: Trace) -> Array:
 def row_steps(trace: Trace, name: str) -> Array:
     """Return (N,) the value of a `steps` column for the step of each row."""
     return trace.columns[f"steps/{name}"][trace.row_steps]
-
-
-def count_ids(ids_NLK: Array, size: int) -> Array:
-    """Count ids by layer: (L, size) int64; negative ids are "no expert" and not counted.
-
-    Rows [[0, 2]], [[2, -1]] of one layer with size 3 give [[1, 0, 2]].
-    """
-    layers = ids_NLK.shape[1]
-    cells = ids_NLK.astype(np.int64) + np.arange(layers)[:, None] * size
-    return np.bincount(cells[ids_NLK >= 0], minlength=layers * size).reshape(layers, size)

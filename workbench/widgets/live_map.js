@@ -291,7 +291,7 @@ function render({ model, el }) {
 
   function writeLegend() {
     const { low, high } = spec;
-    const marks = (spec.marks?.length ? spec.marks : [[low, String(low)], [high, `${high} or more`]]);
+    const marks = (spec.marks?.length ? spec.marks : [[low, low.toLocaleString("en")], [high, `${high.toLocaleString("en")} or more`]]);
     const words = marks.map(([at, word]) => {
       const part = (100 * (at - low)) / (high - low);
       const edge = part === 0 ? "first" : part === 100 ? "last" : "";

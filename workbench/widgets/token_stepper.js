@@ -15,6 +15,8 @@ const ORDER = Object.keys(STAGES);
 const NUMBER_PX = 34; // a bar this wide carries its number,
 const ROLE_PX = 46; // this wide also its role in words
 const LABEL_PX = 26; // labels of narrow bars keep this distance
+const MARGIN_PX = 100; // the width of the margin's label
+const MARGIN_PART = 12; // and its height, in per cent of the picture's
 const KEYS = [
   [["←", "→"], "the token before, the next token"],
   [["↑", "↓"], "the layer above, the layer below"],
@@ -391,12 +393,20 @@ function bars({ record, full, engine, width }, values, { margin }) {
     );
   });
   const last = record.topk_ids.at(-1);
+  // The margin's label stands where it covers the fewest numbers, those of the choices last.
+  const cost = (id) => (id === full.runner_up || record.topk_ids.includes(id) ? 9 : 0)
+    + (height((values[id] ?? 0) - values[last]) > -MARGIN_PART ? 1 : 0);
+  const wide = Math.min(values.length, Math.ceil(MARGIN_PX / room));
+  const covered = (first) => values.slice(first, first + wide).reduce((sum, _, at) => sum + cost(first + at), 0);
+  const firsts = values.slice(wide - 1).map((_, first) => first);
+  const best = firsts.reduce((found, first) => (covered(first) <= covered(found) ? first : found), 0);
+  const middle = (100 * (best + wide / 2)) / values.length;
   const gap = margin && full.runner_up >= 0 && record.margin !== null
     && values[last] !== null && values[full.runner_up] !== null
     ? [element("div", {
       class: "trw-margin",
       style: `bottom: ${height(values[full.runner_up] - low)}%; height: ${height(values[last] - values[full.runner_up])}%`,
-    }, element("span", {}, `margin ${figure(record.margin)}`))] : [];
+    }, element("span", { style: `left: ${middle}%` }, `margin ${figure(record.margin)}`))] : [];
   return element(
     "div", { class: `trw-bars ${few ? "trw-few" : ""} ${low < 0 ? "trw-signed" : ""}` },
     element("div", { class: "trw-plot" },

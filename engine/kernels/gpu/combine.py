@@ -71,7 +71,7 @@ def _warps(block: int) -> int:
     return 4 if block > 256 else 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _combine(
     rows_ptr, weights_ptr, row_of_ptr, num_rows_ptr, out_ptr, capacity, stride_r, stride_t,
     stride_k, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
@@ -119,6 +119,7 @@ def variants() -> tuple[Variant, ...]:
             constexprs={"stride_k": 1, "D": width, "K": k, "BLOCK": _block(width)},
             aligned=("stride_r",) if width % 16 == 0 else (),
             num_warps=_warps(_block(width)),
+            fp_fusion=False,
             dtype=dtype,
         )
         for dtype in ("bf16", "fp16", "fp32")

@@ -328,7 +328,7 @@ def _constants(
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _grouped_product(
     x_ptr, w_ptr, values_ptr, row_scales_ptr, w_values_ptr, w_scales_ptr, out_ptr,
     source_ptr, offsets_ptr, block_expert_ptr, block_row_ptr, block_unit_ptr, formats_ptr,

@@ -24,6 +24,9 @@ QUADRATIC_PAIRS = 4096
 """Up to here one launch compares every pair with every other; beyond, four count by chunks."""
 CHUNK = 128
 _TILE, _PLACE_TILE = 64, 32
+_COUNT_TILE, _COUNT_WARPS = 256, 2
+"""A histogram's tile is no smaller than its threads are many: Triton counts what threads hold, and
+a smaller tile is held twice."""
 _BLOCK_TILE = 16
 _SCAN_ROWS, _SCAN_EXPERTS = 64, 32
 
@@ -162,11 +165,12 @@ def permute(
         _permute_quadratic[(pair_programs + map_programs,)](
             ids_TK, *layout, num_pairs, out.source_N, out.row_of_N, out.tally, *blocks, num_blocks,
             pair_programs, **sizes, **map_sizes, STEPS=_steps(num_pairs, _TILE), TILE=_TILE,
+            COUNT_STEPS=_steps(num_pairs, _COUNT_TILE), COUNT_TILE=_COUNT_TILE,
         )  # fmt: skip
         return out
     chunks = triton.cdiv(num_pairs, CHUNK)
     pairs = (ids_TK, *layout, num_pairs)
-    _count_chunks[(chunks,)](*pairs, out.chunk_counts, **sizes, CHUNK=CHUNK)
+    _count_chunks[(chunks,)](*pairs, out.chunk_counts, **sizes, CHUNK=CHUNK, num_warps=_COUNT_WARPS)
     _scan_chunks[(triton.cdiv(_lanes(num_physical), _SCAN_EXPERTS),)](
         out.chunk_counts, out.tally, chunks, LANES=sizes["LANES"], STEPS=_steps(chunks, _SCAN_ROWS),
         ROWS=_SCAN_ROWS, EXPERTS=_SCAN_EXPERTS,
@@ -258,12 +262,13 @@ def _write_blocks(
         tl.store(offsets_ptr + lanes, (ends - counts).to(tl.int64), mask=lanes <= P)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks", "pair_programs"])
 def _permute_quadratic(
     ids_ptr, stride_t, stride_k, K, num_pairs, source_ptr, row_of_ptr, tally_ptr,
     offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks, pair_programs,
     P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
     BLOCK_TILE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
+    COUNT_STEPS: tl.constexpr, COUNT_TILE: tl.constexpr,
 ):  # fmt: skip
     """Rank a tile of pairs against all pairs; the programs after those write the block map."""
     pid = tl.program_id(0)
@@ -282,8 +287,8 @@ def _permute_quadratic(
         tl.store(source_ptr + row, (pairs // K).to(tl.int64), mask=inside & (keys < P))
     else:
         counts = tl.zeros((LANES,), tl.int32)
-        for step in range(STEPS):
-            pairs = step * TILE + lanes
+        for step in range(COUNT_STEPS):
+            pairs = step * COUNT_TILE + tl.arange(0, COUNT_TILE)
             keys = _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P)
             counts += tl.histogram(keys, LANES)
         first = (pid - pair_programs).to(tl.int64) * BLOCK_TILE
@@ -295,7 +300,7 @@ def _permute_quadratic(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _count_chunks(
     ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr,
     P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
@@ -308,7 +313,7 @@ def _count_chunks(
     tl.store(at, tl.histogram(keys, LANES))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def _scan_chunks(
     chunk_counts_ptr, tally_ptr, num_chunks,
     LANES: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
@@ -326,7 +331,7 @@ def _scan_chunks(
     tl.store(tally_ptr + experts, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _map_blocks(
     tally_ptr, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
     P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
@@ -341,7 +346,7 @@ def _map_blocks(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _place_chunks(
     ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr, offsets_ptr, source_ptr,
     row_of_ptr, P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
@@ -384,6 +389,7 @@ def variants() -> tuple[Variant, ...]:
         for num_physical in (8, 512):
             values = {"P": num_physical, "LANES": _lanes(num_physical), "B": 16, "U": 16}
             values |= {"BLOCK_TILE": _BLOCK_TILE, "STEPS": 8, "TILE": _TILE, "CHUNK": CHUNK}
+            values |= {"COUNT_STEPS": 2, "COUNT_TILE": _COUNT_TILE}
             values |= {"ROWS": _SCAN_ROWS, "EXPERTS": _SCAN_EXPERTS, "stride_k": 1}
             if kernel is _place_chunks:
                 values["TILE"] = _PLACE_TILE
@@ -393,6 +399,12 @@ def variants() -> tuple[Variant, ...]:
             signature = {name: given.get(name, "constexpr") for name in kernel.arg_names}
             name = f"{kernel.__name__.removeprefix('_')}.{num_physical}"
             found.append(
-                Variant(name=name, kernel=kernel, signature=signature, constexprs=constexprs)
+                Variant(
+                    name=name,
+                    kernel=kernel,
+                    signature=signature,
+                    constexprs=constexprs,
+                    num_warps=_COUNT_WARPS if kernel is _count_chunks else 4,
+                )
             )
     return tuple(found)

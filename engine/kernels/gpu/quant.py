@@ -86,9 +86,10 @@ def _quantise_rows(
     columns = tl.arange(0, BLOCK)
     inside = columns < D
     x = tl.load(x_ptr + row * stride_r + columns, mask=inside, other=0.0).to(tl.float32)
-    # tl.max passes over NaN, so that a NaN is looked for by itself.
+    # A maximum passes over NaN, so that it is looked for by itself.
     has_nan = tl.max((x != x).to(tl.int32), axis=0)
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), axis=0), LARGEST * 1.0), SMALLEST)
+    peak = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=0)
+    scale = tl.maximum(tl.div_rn(peak, LARGEST * 1.0), SMALLEST)
     scale = tl.where(has_nan > 0, float("nan"), scale)
     usable = scale < float("inf")
     scaled = tl.div_rn(x, tl.zeros_like(x) + tl.where(usable, scale, 1.0))

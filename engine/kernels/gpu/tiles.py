@@ -119,9 +119,9 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
         return tile, tile
     depth = 128 if one_byte else 64
     down = Tile(tokens=rows, features=128, depth=depth, num_warps=8, num_stages=3)
-    if rows == 128 and scheme in ("e4m3", "mixed_int8", "mixed_e4m3"):
-        # Two sums, of the gate and of the up matrix, and a second set of each for the tile's part
-        # (e4m3) or the other format.
+    if rows == 128 and scheme != "native":
+        # Two sums, of the gate and of the up matrix, and beside each a tile's part (e4m3), another
+        # format's sum, or weights on their way from one byte to two.
         return replace(down, features=64), down
     return down, down
 

@@ -9,7 +9,6 @@ handles a few rows, laid out as groups x experts of a group, both padded to powe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -84,7 +83,7 @@ def route(
 
 
 def _bytes(mask_E: Tensor | None) -> Tensor | None:
-    return None if mask_E is None else mask_E.view(torch.uint8)
+    return None if mask_E is None else mask_E.view(torch.int8)
 
 
 def _constants(router: RouterConfig, num_experts: int, num_ranked: int) -> dict[str, Any]:
@@ -318,23 +317,10 @@ def _share(candidates, x, is_chosen, reach):
 
 def variants() -> tuple[Variant, ...]:
     """Return what is compiled for a device: each kind of router at the sizes of its family."""
-    return tuple(
-        Variant(
-            name=name,
-            kernel=_route,
-            signature=_signature(router, dtype, explain),
-            constexprs=_fixed(router, num_experts, explain),
-            num_warps=1,
-            dtype=dtype,
-        )
-        for name, router, num_experts, dtype, explain in _shipped()
-    )
-
-
-def _shipped() -> Iterator[tuple[str, RouterConfig, int, str, bool]]:
+    softmax = RouterConfig.softmax(8, renormalise=True)
     families = {
         "mixtral": (RouterConfig.softmax(2, renormalise=True), 8),
-        "qwen3": (RouterConfig.softmax(8, renormalise=True), 128),
+        "qwen3": (softmax, 128),
         "olmoe": (RouterConfig.softmax(8, renormalise=False), 64),
         "gpt_oss": (RouterConfig.gpt_oss(4), 128),
         "llama4": (RouterConfig.llama4(1), 16),
@@ -342,41 +328,51 @@ def _shipped() -> Iterator[tuple[str, RouterConfig, int, str, bool]]:
         "deepseek_v3": (RouterConfig.deepseek_v3(8, num_groups=8, keep=4, scale=2.5), 256),
         "deepseek_v4": (RouterConfig.deepseek_v4(6, scale=1.5), 256),
         "phimoe": (RouterConfig.phimoe(), 16),
+        "odd": (softmax, 60),
         "large": (RouterConfig.softmax(16, renormalise=True), 512),
     }
-    for family, (router, num_experts) in families.items():
-        yield f"{family}.fp32.{num_experts}", router, num_experts, "fp32", True
-    for dtype in ("bf16", "fp16"):
-        yield f"qwen3.{dtype}.128", families["qwen3"][0], 128, dtype, False
+    return (
+        *(_variant(name, router, count) for name, (router, count) in families.items()),
+        *(_variant("qwen3", softmax, 128, dtype=dtype) for dtype in ("bf16", "fp16")),
+        _variant("qwen3", softmax, 128, explain=False),
+        _variant("deepseek_v3", *families["deepseek_v3"], policy=True),
+    )
 
 
-def _signature(router: RouterConfig, dtype: str, explain: bool) -> dict[str, str]:
-    given = {
+def _variant(
+    name: str,
+    router: RouterConfig,
+    num_experts: int,
+    *,
+    dtype: str = "fp32",
+    explain: bool = True,
+    policy: bool = False,
+) -> Variant:
+    pointers = {
         "logits_ptr": f"*{dtype}",
         "logit_bias_ptr": "*fp32" if router.logit_bias else "constexpr",
         "selection_bias_ptr": "*fp32" if router.selection_bias else "constexpr",
-        "preferred_ptr": "constexpr",
-        "banned_ptr": "constexpr",
+        "preferred_ptr": "*i8" if policy else "constexpr",
+        "banned_ptr": "*i8" if policy else "constexpr",
         "topk_ids_ptr": "*i64",
         "weights_ptr": "*fp32",
         "ranked_ids_ptr": "*i64" if explain else "constexpr",
         "ranked_scores_ptr": "*fp32" if explain else "constexpr",
         "scores_ptr": "*fp32" if explain else "constexpr",
         "bad_rows_ptr": "*i32",
-        "num_tokens": "i32",
-        "stride_t": "i32",
-        "eps": "fp32",
-        "scale": "fp32",
-        "reach": "fp32",
     }
-    return given | dict.fromkeys(_constants(router, 1024, 1), "constexpr")
-
-
-def _fixed(router: RouterConfig, num_experts: int, explain: bool) -> dict[str, Any]:
+    numbers = {"num_tokens": "i32", "stride_t": "i32"}
+    numbers |= {"eps": "fp32", "scale": "fp32", "reach": "fp32"}
     num_ranked = min(router.top_k + 1, num_experts) if explain else router.top_k
-    pointers = {
-        name: None
-        for name, kind in _signature(router, "fp32", explain).items()
-        if name.endswith("_ptr") and kind == "constexpr"
-    }
-    return pointers | _constants(router, num_experts, num_ranked)
+    constants = _constants(router, num_experts, num_ranked)
+    absent = {name: None for name, kind in pointers.items() if kind == "constexpr"}
+    marks = f"{'' if explain else '.bare'}{'.policy' if policy else ''}"
+    return Variant(
+        name=f"{name}.{dtype}.{num_experts}{marks}",
+        kernel=_route,
+        signature=pointers | numbers | dict.fromkeys(constants, "constexpr"),
+        constexprs=absent | constants,
+        aligned=("stride_t",) if num_experts % 16 == 0 else (),
+        num_warps=1,
+        dtype=dtype,
+    )

@@ -67,7 +67,7 @@ def test_columns_that_are_not_neighbours_and_too_many_experts_are_refused():
 
 
 def test_the_check_fails_for_a_kernel_with_one_fault(monkeypatch):
-    given = case(KINDS["deepseek-v3"](4, 60), 33, 60)
+    given = case(KINDS["deepseek-v3"](4, 60), 16, 60)
     constants = topk._constants
     for fault in (
         {"RENORMALISE": False},

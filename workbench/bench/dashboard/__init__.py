@@ -103,13 +103,16 @@ def _engine(engine: Any, browser: Any, rounds: int, seconds: float) -> list[Row]
     measured = cost.engine_rounds(engine, browser, rounds, seconds)
     rows = []
     for name, rounds_of in measured.items():
-        value, low, high = cost.spread(cost.slowdown(measured, name))
-        ms, tokens, others = (
-            cost.spread([one[key] for one in rounds_of])[0]
-            for key in ("ms", "tokens_per_s", "other_threads")
+        values = cost.spread(cost.slowdown(measured, name))
+        ms, tokens = (
+            cost.spread([one[key] for one in rounds_of])[0] for key in ("ms", "tokens_per_s")
         )
-        note = f"{ms:.3f} ms a step, {tokens:.0f} tokens/s, other threads {others:.1%} of a core"
-        rows.append(_row("engine", name, "slowdown", value, low, high, rounds, note))
+        extra, *_ = cost.spread(cost.other_threads(measured, name))
+        note = (
+            f"{ms:.3f} ms a step, {tokens:.0f} tokens/s; threads beside the engine's take "
+            f"{100 * extra:+.2f} % of a core against nobody"
+        )
+        rows.append(_row("engine", name, "slowdown", *values, rounds, note))
     return rows
 
 

@@ -33,6 +33,15 @@ def slowdown(measured: Measured, name: str, base: str = BASE) -> list[float]:
     return [with_it["ms"] / without["ms"] - 1 for without, with_it in pairs]
 
 
+def other_threads(measured: Measured, name: str) -> list[float]:
+    """Return by round the processor time of threads beside the engine's more than in the base.
+
+    A share of the core. On a busy machine it says what the clock on the wall cannot.
+    """
+    pairs = zip(measured[BASE], measured[name], strict=True)
+    return [with_it["other_threads"] - without["other_threads"] for without, with_it in pairs]
+
+
 def watched_cost(measured: Measured, name: str) -> list[float]:
     """Return by round what a step with a watched row takes more than one with a plain row, ms."""
     pairs = zip(measured[BASE_EXTRA], measured[name], strict=True)

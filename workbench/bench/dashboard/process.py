@@ -147,7 +147,8 @@ class RealWork:
         params = SamplingParams(
             max_tokens=EXTRA_TOKENS, temperature=0.8, seed=self._added, ignore_eos=True
         )
-        positions = range(WATCHED_TOKENS) if self._kind == EXTRAS[2] else ()
+        length = len(self.engine.tokenizer.encode(prompt.text)) + EXTRA_TOKENS
+        positions = range(min(WATCHED_TOKENS, length)) if self._kind == EXTRAS[2] else ()
         self._extra = self.engine.add(prompt.text, params, label=prompt.domain, watch=positions)
 
 

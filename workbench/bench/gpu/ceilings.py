@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.bench.gpu.setting import Setting
+from workbench.bench.gpu.setting import NO_FP8, Row, Setting
 from workbench.bench.gpu.timing import milliseconds
 
 COPY_BYTES = 4 << 30
@@ -22,12 +22,21 @@ def run(setting: Setting) -> None:
     with setting.case(ceiling="copy_gbs", of="bytes read and written by a copy") as row:
         source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        row["value"] = 2 * size / milliseconds([lambda: target.copy_(source)], device) / 1e6
+        ms = milliseconds([lambda: target.copy_(source)], device)
+        _keep(setting, row, 2 * size / ms / 1e6)
     with setting.case(ceiling="bf16_tflops", of=f"a product of side {side}") as row:
         a, b = (_random(side, device) for _ in range(2))
-        row["value"] = _tflops(side, milliseconds([lambda: a @ b.T], device))
+        _keep(setting, row, _tflops(side, milliseconds([lambda: a @ b.T], device)))
     with setting.case(ceiling="fp8_tflops", of=f"e4m3, a product of side {side}") as row:
-        row["value"] = _tflops(side, _fp8_milliseconds(side, device))
+        if setting.has_fp8:
+            _keep(setting, row, _tflops(side, _fp8_milliseconds(side, device)))
+        else:
+            row["skipped"] = NO_FP8
+
+
+def _keep(setting: Setting, row: Row, value: float) -> None:
+    if not setting.dry:  # a CPU's rate says nothing here
+        row["value"] = value
 
 
 def _random(side: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from workbench.bench.gpu import ours
 from workbench.bench.gpu.inputs import Batch, batch, native_weights
 from workbench.bench.gpu.oracle import errors, moe
-from workbench.bench.gpu.setting import Row, Setting
+from workbench.bench.gpu.setting import NO_FP8, Row, Setting
 from workbench.bench.gpu.shapes import Shape
 
 if TYPE_CHECKING:
@@ -132,6 +132,9 @@ def _layers(setting: Setting, schemes: tuple[str, ...]) -> None:
         for dtype in TOLERANCES[scheme]:
             for shape in shapes if scheme == "native" or setting.dry else shapes[:2]:
                 names = {"op": "layer", "scheme": scheme, "dtype": dtype, "shape": shape.name}
+                if "e4m3" in scheme and not setting.has_fp8:
+                    setting.keep(names | {"skipped": NO_FP8})
+                    continue
                 if setting.late(**names):
                     continue
                 with setting.case(**names) as row:

@@ -18,12 +18,13 @@ from workbench.bench.gpu import ours, timing
 from workbench.bench.gpu.inputs import Batch, batch, widened
 from workbench.bench.gpu.oracle import errors, moe
 from workbench.bench.gpu.peers import PEERS, Absent, Call, Peer
-from workbench.bench.gpu.setting import Row, Setting, sentence
+from workbench.bench.gpu.setting import NO_FP8, Row, Setting, sentence
 from workbench.bench.gpu.shapes import Shape
 from workbench.bench.gpu.timing import graph_milliseconds, milliseconds
 
 if TYPE_CHECKING:
     from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.layer import DeviceMoE
 
 ROTATIONS = 4
 """Batches taken in turn, so that few tokens do not find their experts in the cache."""
@@ -37,12 +38,13 @@ def run(setting: Setting, *, name: str) -> None:
     """Measure the layer `name` at every batch size."""
     shape = setting.shapes[name]
     device, dtype = setting.device, torch.bfloat16
+    if _refused(setting, shape):
+        return
     peers_bytes = 2 * shape.num_experts * shape.expert_elements
-    ours_bytes = shape.weight_bytes * shape.num_experts * shape.expert_elements
     with setting.case(shape=name, what="weights") as row:
         experts = ours.stack(shape, device, dtype)
         gate_up, down = experts.gate_up, experts.down
-        row["gigabytes"] = ours_bytes / 1e9
+        row["gigabytes"] = shape.bytes / 1e9
         if gate_up is None and setting.fits(peers_bytes):
             assert experts.quantised is not None
             gate_up, down = widened(experts.quantised, dtype)
@@ -65,6 +67,8 @@ def run(setting: Setting, *, name: str) -> None:
 def prepare(setting: Setting, *, name: str) -> None:
     """Run each batch size once, so that what `run` times is compiled and in Triton's cache."""
     shape = setting.shapes[name]
+    if _refused(setting, shape):
+        return
     with setting.case(shape=name, what="weights") as row:
         experts = ours.stack(shape, setting.device, torch.bfloat16)
     if "error" in row:
@@ -75,8 +79,21 @@ def prepare(setting: Setting, *, name: str) -> None:
         with setting.case(shape=name, tokens=tokens):
             one = batch(shape, tokens, setting.device, torch.bfloat16)
             ours.layer(experts, one)[0](one)
-            _whole(setting, shape, experts, one, Row())
+            layer = _with_gate(shape, experts, one.x_TD.dtype, setting.device)
+            layer(one.x_TD, layer.workspace(tokens, one.x_TD.dtype))
             torch.cuda.synchronize()
+
+
+def _refused(setting: Setting, shape: Shape) -> bool:
+    """Keep a row that says why this device cannot run the layer, if it cannot."""
+    why = None
+    if shape.scheme == "e4m3" and not setting.has_fp8:
+        why = NO_FP8
+    elif not setting.fits(shape.bytes):
+        why = f"its weights need {shape.bytes / 1e9:.1f} GB"
+    if why:
+        setting.keep({"shape": shape.name, "skipped": why})
+    return why is not None
 
 
 def _peers(
@@ -122,13 +139,10 @@ def _ours(
 
 def _whole(setting: Setting, shape: Shape, experts: ExpertStack, one: Batch, row: Row) -> None:
     """Run the whole layer, gate and selection included, by itself and as a graph."""
-    from engine.kernels.gpu.layer import DeviceMoE, capture
-    from engine.kernels.router import RouterConfig
+    from engine.kernels.gpu.layer import capture
 
     device, dtype, tokens = setting.device, one.x_TD.dtype, one.x_TD.shape[0]
-    gate_ED = torch.randn(shape.num_experts, shape.hidden, device=device) * shape.hidden**-0.5
-    router = RouterConfig.softmax(shape.top_k, renormalise=True)
-    layer = DeviceMoE(gate_ED.to(dtype), router, experts)
+    layer = _with_gate(shape, experts, dtype, device)
     workspace = layer.workspace(tokens, dtype)
     eager = layer(one.x_TD, workspace).clone()
     if setting.dry:
@@ -139,6 +153,17 @@ def _whole(setting: Setting, shape: Shape, experts: ExpertStack, one: Batch, row
     row["right"] = row.get("right", True) and row["whole_layer_graph_equals_eager"]
     row["whole_layer_ms"] = milliseconds([lambda: layer(one.x_TD, workspace)], device)
     row["whole_layer_graph_ms"] = milliseconds([lambda: replay(one.x_TD)], device)
+
+
+def _with_gate(
+    shape: Shape, experts: ExpertStack, dtype: torch.dtype, device: torch.device
+) -> DeviceMoE:
+    from engine.kernels.gpu.layer import DeviceMoE
+    from engine.kernels.router import RouterConfig
+
+    gate_ED = torch.randn(shape.num_experts, shape.hidden, device=device) * shape.hidden**-0.5
+    router = RouterConfig.softmax(shape.top_k, renormalise=True)
+    return DeviceMoE(gate_ED.to(dtype), router, experts)
 
 
 def _floor(setting: Setting, shape: Shape, batches: list[Batch]) -> tuple[float | None, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Report = dict[str, Any]
+VERSIONS = ("torch", "triton", "cuda", "python")
 
 
 def slug(device: str) -> str:
@@ -36,11 +37,8 @@ def page(report: Report) -> str:
         f"{what}; `{report['command']}`, {report['seconds']} s.",
         "",
     ]
-    versions = report["machine"]
-    lines += [
-        f"torch {versions['torch']}, triton {versions['triton']}, Python {versions['python']}.",
-        "",
-    ]
+    versions = [f"{name} {report['machine'].get(name, '?')}" for name in VERSIONS]
+    lines += [", ".join(versions) + ".", ""]
     lines += ["| section | result | seconds |", "|---|---|---:|"]
     for name, section in report["sections"].items():
         lines.append(f"| {name} | {_cell(_outcome(section))} | {section['seconds']} |")
@@ -63,8 +61,13 @@ def _outcome(section: Report) -> str:
 
 
 def _table(rows: list[Report]) -> list[str]:
-    """Return a Markdown table with a column for every key; nested values as `name value`."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Return a Markdown table with a column for every key but those that hold several values.
+
+    These, such as the time of every peer, are in the JSON file.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row)
+    several = {key for row in rows for key, value in row.items() if isinstance(value, dict)}
+    columns = [key for key in keys if key not in several]
     lines = ["| " + " | ".join(key.replace("_", " ") for key in columns) + " |"]
     lines.append("|" + "---|" * len(columns))
     for row in rows:
@@ -75,8 +78,6 @@ def _table(rows: list[Report]) -> list[str]:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {_cell(inner)}" for key, inner in value.items())
     if isinstance(value, float):
         return f"{value:.4g}" if math.isfinite(value) else str(value)
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -78,8 +78,8 @@ def run(
 
 
 def known_sections() -> tuple[str, ...]:
-    """Return the names that `run` takes."""
-    return tuple(BY_NAME)
+    """Return the names worth asking for; what they need comes along."""
+    return tuple(name for name in BY_NAME if not name.startswith("prepare-"))
 
 
 def well(report: Report) -> bool:
@@ -96,15 +96,14 @@ def _waves(
 ) -> Iterator[list[tuple[Section, int]]]:
     """Yield the sections of each wave with their seconds."""
     wanted = set(names or BY_NAME)
-    wanted |= {needed for name in wanted if (needed := BY_NAME[name].needs)}
-    chosen = [
-        (section, section.seconds)
-        if section.name != "tune" or tune_seconds is None
-        else (section, tune_seconds)
+    if tune_seconds == 0:
+        wanted -= {"tune", *BY_NAME["tune"].needs}
+    wanted |= {needed for name in wanted for needed in BY_NAME[name].needs}
+    kept = [
+        (section, tune_seconds if section.name == "tune" and tune_seconds else section.seconds)
         for section in SECTIONS
         if section.name in wanted and (section.dry or not dry)
     ]
-    kept = [one for one in chosen if one[1] > 0]
     if dry:  # nothing is timed, so that order and company do not matter
         yield from (kept[at : at + DRY_AT_ONCE] for at in range(0, len(kept), DRY_AT_ONCE))
         return

@@ -16,6 +16,7 @@ import torch
 from workbench.bench.gpu.shapes import SHAPES, TINY, TINY_TOKENS, TOKENS, Shape
 
 Row = dict[str, Any]
+NO_FP8 = "this chip does not multiply e4m3"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +53,11 @@ class Setting:
     def seconds_left(self) -> float:
         """Until the deadline; below 0 when it is past."""
         return self.deadline - time.monotonic()
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether the device multiplies e4m3."""
+        return self.dry or torch.cuda.get_device_capability() >= (8, 9)
 
     def keep(self, row: Row) -> None:
         """Write a row down at once: what comes later may end the process."""

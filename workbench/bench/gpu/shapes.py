@@ -28,6 +28,11 @@ class Shape:
         return 3 * self.hidden * self.width
 
     @property
+    def bytes(self) -> int:
+        """Of all experts' weights."""
+        return self.weight_bytes * self.num_experts * self.expert_elements
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one element of the experts' weights."""
         return 1 if self.scheme == "e4m3" else 2

@@ -7,6 +7,7 @@ What was not reached keeps its default, and is not written.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,13 +32,17 @@ TUNED_ON = {
     "e4m3": Shape(name="tuned", hidden=7168, width=2048, num_experts=32, top_k=8, scheme="e4m3"),
 }
 """OLMoE's layer, and an eighth of DeepSeek-V3's: all experts are read, as on one of its ranks."""
+BLOCKS = (16, 32, 64, 128)
+"""Rows of one expert in a block."""
 CHANGES: dict[str, tuple[int, ...]] = {
     "features": (64, 128, 256),
-    "depth": (32, 64, 128),
+    "depth": (64, 128),
     "num_stages": (2, 3, 4, 5),
     "num_warps": (4, 8),
-    "group": (1, 4, 8, 16),
+    "group": (1, 8, 16),
 }
+PARTS = 8
+"""Processes that compile tiles beforehand."""
 
 
 @dataclass(slots=True)
@@ -61,14 +66,17 @@ class Search:
 def run(setting: Setting) -> None:
     """Search until the time is up, keep a row for each search, write the file."""
     searches: list[Search] = []
-    for scheme, shape in TUNED_ON.items():
-        if setting.dry:
-            shape = replace(shape, hidden=64, width=32, num_experts=4, top_k=2)
+    for scheme, shape in _shapes(setting).items():
         with setting.case(scheme=scheme, what="weights") as row:
             experts = ours.stack(shape, setting.device, torch.bfloat16)
             row["experts"] = shape.num_experts
-            for rows in (16,) if setting.dry else (16, 32, 64, 128):
-                searches.append(_start(setting, shape, experts, rows))
+        for rows in BLOCKS[:1] if setting.dry else BLOCKS:
+            if "error" in row or setting.late(scheme=scheme, rows=rows):
+                continue
+            with setting.case(scheme=scheme, rows=rows, what="default") as start:
+                search = _start(setting, shape, experts, rows)
+                start["tile"] = str(search.gate_up)
+                searches.append(search)
     going = list(searches)
     while going and setting.seconds_left > 0:
         going = [search for search in going if _step(setting, search)]
@@ -83,6 +91,43 @@ def run(setting: Setting) -> None:
     _save(setting, searches)
 
 
+def prepare(setting: Setting, *, part: int) -> None:
+    """Compile one part of the tiles that a search tries first, so that it finds them in the cache.
+
+    Those are the defaults with one setting changed; what does not compile is met again, and
+    counted, in the search.
+    """
+    from engine.kernels.gpu.tiles import default_tiles
+
+    number = 0
+    for scheme, shape in _shapes(setting).items():
+        experts = ours.stack(shape, setting.device, torch.bfloat16)
+        for rows in BLOCKS:
+            sides = default_tiles(scheme, "bfloat16", rows)
+            changed = [
+                {side: replace(sides[side == "down"], **{field: value})}
+                for side, field, value in _changes()
+            ]
+            for change in [{}, *changed]:
+                number += 1
+                if number % PARTS != part or setting.seconds_left <= 0:
+                    continue
+                with contextlib.suppress(Exception):
+                    _once(setting, shape, experts, rows, change)
+    setting.keep({"part": part, "of": PARTS, "tiles": number})
+
+
+def _shapes(setting: Setting) -> dict[str, Shape]:
+    if setting.dry:
+        return {
+            scheme: replace(shape, hidden=64, width=32, num_experts=4, top_k=2)
+            for scheme, shape in TUNED_ON.items()
+        }
+    return {
+        scheme: shape for scheme, shape in TUNED_ON.items() if setting.has_fp8 or scheme != "e4m3"
+    }
+
+
 def _start(setting: Setting, shape: Shape, experts: ExpertStack, rows: int) -> Search:
     from engine.kernels.gpu.tiles import default_tiles
 
@@ -93,6 +138,25 @@ def _start(setting: Setting, shape: Shape, experts: ExpertStack, rows: int) -> S
     search = Search(shape.scheme, rows, experts, batches, gate_up, down, waiting, 0.0, 0.0)
     search.ms = search.default_ms = _time(setting, search, gate_up, down)
     return search
+
+
+def _batch(setting: Setting, shape: Shape, rows: int, seed: int = 0) -> Batch:
+    """Return as many tokens as give each expert about `rows` rows."""
+    tokens = rows * shape.num_experts // shape.top_k
+    return batch(shape, tokens, setting.device, torch.bfloat16, seed=seed)
+
+
+def _once(
+    setting: Setting, shape: Shape, experts: ExpertStack, rows: int, change: dict[str, Tile]
+) -> None:
+    """Run the layer once with the default tiles but for `change`."""
+    from engine.kernels.gpu.tiles import TileChoice, default_tiles
+
+    gate_up, down = default_tiles(shape.scheme, "bfloat16", rows)
+    sides = {"gate_up": gate_up, "down": down} | change
+    one = _batch(setting, shape, rows)
+    ours.layer(experts, one, tiles=TileChoice(**sides, reason="tried"))[0](one)
+    torch.cuda.synchronize()
 
 
 def _changes() -> Iterator[tuple[str, str, int]]:
@@ -131,7 +195,8 @@ def _time(setting: Setting, search: Search, gate_up: Tile, down: Tile) -> float:
 
 
 def _save(setting: Setting, searches: list[Search]) -> None:
-    from engine.kernels.gpu.tiles import TUNED, save_tuned, slug
+    """Write what was searched; a scheme and block size that was not keeps its earlier entry."""
+    from engine.kernels.gpu.tiles import TUNED, load_tuned, save_tuned, slug
 
     device = "cpu-dry-run" if setting.dry else torch.cuda.get_device_name()
     best = {
@@ -139,11 +204,15 @@ def _save(setting: Setting, searches: list[Search]) -> None:
         for search in searches
         if search.tried
     }
+    if not best:
+        return
     folders = [TUNED] if not setting.dry else []
     folders += [setting.out] if setting.out else []
     for folder in folders:
         with setting.case(what="file") as row:
             name = f"{slug(device)}.json" if folder == TUNED else f"tuned-{slug(device)}.json"
             date = datetime.date.today().isoformat()
-            save_tuned(folder / name, device, date, best)
+            earlier = load_tuned(folder / name).items()
+            kept = {key: (choice.gate_up, choice.down) for key, choice in earlier}
+            save_tuned(folder / name, device, date, kept | best)
             row["file"] = name
