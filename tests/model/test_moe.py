@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
+from engine.exchange.dispatch import LocalDispatcher
 from engine.faults import Faults
 from engine.kernels import reference
 from engine.kernels.attention import plan_attention
@@ -34,12 +35,8 @@ def layer(deterministic=False, **options):
         top_k=2,
         **options,
     )
-    moe = MoE(
-        config,
-        0,
-        bind(Target(device="cpu", dtype="float32", deterministic=deterministic)),
-        Faults(),
-    )
+    ops = bind(Target(device="cpu", dtype="float32", deterministic=deterministic))
+    moe = MoE(config, 0, ops, Faults(), LocalDispatcher(ops, Faults()))
     generator = torch.Generator().manual_seed(0)
     for parameter in moe.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

@@ -38,5 +38,5 @@ def test_the_youngest_give_way_and_come_back_before_those_who_never_ran():
     assert ids(chunk.sequence for chunk in second.chunks) == [0]
     assert ids(second.preempted) == [2, 1]
     assert ids(scheduler.running) == [0] and ids(scheduler.waiting) == [1, 2, 3]
-    assert scheduler.pool.num_free == 1
+    assert scheduler.pools[0].num_free == 1
     assert [chunk.num_prefill for chunk in first.chunks + second.chunks] == [4, 4, 4, 0]

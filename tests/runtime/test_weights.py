@@ -56,7 +56,7 @@ def changed(folder, name, **keys):
 def test_a_config_that_lies_about_sizes_is_refused_before_memory_is_taken(
     tmp_path, monkeypatch, lie
 ):
-    monkeypatch.setattr("engine.runtime.weights.Transformer", None)
+    monkeypatch.setattr("engine.cluster.weights.Transformer", None)
     with pytest.raises(CheckpointError, match="config"):
         Engine(EngineConfig(model=changed(tmp_path / "model", "config.json", **lie)))
 

@@ -17,9 +17,9 @@ LINES = (
     ("gate", "logits_TE = self.gate.logits(x_TD)"),
     ("select", "chosen = self._select(logits_TE, step)"),
     ("place", "phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)"),
-    ("dispatch", "rows_RD, handle = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer)"),
+    ("dispatch", "flights = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer, mark)"),
     ("experts", "out_RD = self.experts(rows_RD, handle)"),
-    ("combine", "y_TD = self.dispatcher.combine(out_RD, chosen.topk_weights_TK, handle, table)"),
+    ("combine", "returns.append(self.dispatcher.combine(out_RD, weights_TK, handle, table))"),
     ("record", "step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))"),
 )
 """Stage and line, in the order a token meets them."""
