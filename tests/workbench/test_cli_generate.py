@@ -234,15 +234,14 @@ def test_balance_of_an_even_and_a_skewed_load():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_ranks_give_the_logits_and_the_routing_of_one_process(workbench):
     words = ("generate", PROMPT, "--max-tokens", "4", "--deterministic", "--json")
     alone = workbench(*words).json
-    for exchange in ("grouped", "overlapped"):
-        spread = workbench(*words, "--ranks", "4", "--exchange", exchange).json
-        for report in (alone, spread):
-            report.pop("tokens_per_second", None)
-            report["routing"].pop("overhead_share", None)
-        assert alone["logits_sha256"] and spread == alone
+    spread = workbench(*words, "--ranks", "4", "--exchange", "overlapped").json
+    for report in (alone, spread):
+        del report["tokens_per_second"], report["routing"]["overhead_share"]
+    assert alone["logits_sha256"] and spread == alone
     other = workbench(*words, "--ranks", "2", "--ban-expert", "0").json
     assert other["logits_sha256"] != alone["logits_sha256"]
 
