@@ -51,12 +51,14 @@ def test_the_ratio_is_of_the_slowest_ranks_of_the_same_round():
 
     samples = {("grouped", 8): [round_(1), round_(4)], ("naive", 8): [round_(8), round_(16)]}
     rows = [
-        {"mode": mode, "tokens": 8, "ms": ms}
+        {"mode": mode, "tokens": tokens, "ms": ms}
+        for tokens in (2, 8)
         for mode, ms in (("grouped", 2), ("request", 3), ("naive", 12))
     ]
-    found = dispatch._findings(rows, samples, 8)
+    found = dispatch._findings(rows, samples, 2)
     assert found["grouped_by_naive"] == {"tokens": 8, "ratio": 0.1875, "aim": 0.125}
     assert found["crossover_tokens"] == 8 and found["small_batch_rows"] == 8
+    assert dispatch._findings(rows, samples, 8)["crossover_tokens"] is None, "all sizes the same"
 
 
 @pytest.mark.slow

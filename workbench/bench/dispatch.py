@@ -109,7 +109,7 @@ def run(
     ]
     words = f"--ranks {ranks} --sizes {','.join(map(str, sizes))} --rounds {rounds}"
     found = report(rows, f"workbench bench dispatch {words} --json")
-    return found | _findings(rows, samples, max(swept))
+    return found | _findings(rows, samples, ranks)
 
 
 def routing(tokens: int, ranks: int, seed: int) -> tuple[Int, Int]:
@@ -270,23 +270,25 @@ def _row(
 
 
 def _findings(
-    rows: list[dict[str, Any]], samples: dict[tuple[str, int], list[list[Sample]]], largest: int
+    rows: list[dict[str, Any]], samples: dict[tuple[str, int], list[list[Sample]]], ranks: int
 ) -> dict[str, Any]:
     ms = {(row["mode"], row["tokens"]): row["ms"] for row in rows}
     sizes = sorted({row["tokens"] for row in rows})
+    largest = sizes[-1]
     paired = zip(samples["grouped", largest], samples["naive", largest], strict=True)
     ratio = statistics.median(
         max(sample.ms for sample in ours) / max(sample.ms for sample in theirs)
         for ours, theirs in paired
     )
-    crossover = crossing([(n, ms["request", n], ms["grouped", n]) for n in sizes])
+    crossover = crossing([(n, ms["request", n], ms["grouped", n]) for n in sizes if n > ranks])
     default = EngineConfig.__dataclass_fields__["small_batch_rows"].default
     return {
         "crossover_tokens": crossover,
         "small_batch_rows": default,
         "grouped_by_naive": {"tokens": largest, "ratio": round(ratio, 4), "aim": AIM},
         "notes": [
-            f"grouped is faster than request-level from {crossover} tokens on"
+            f"grouped is faster than request-level from {crossover} tokens on; up to {ranks}, one "
+            "a rank, the two are the same exchange"
             if crossover
             else "grouped is not faster than request-level at the largest size",
             f"EngineConfig.small_batch_rows is {default} by default",
