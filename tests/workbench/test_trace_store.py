@@ -31,7 +31,8 @@ def test_whatever_is_recorded_comes_back_bit_for_bit(
     start = made.start_event(layers=layers, experts=experts, top_k=min(top_k, experts))
     events = [start]
     for step, count in enumerate(rows):
-        events.append(made.step_event(start, step, count, seed=seed, num_decisions=2))
+        options = {"num_decisions": 2, "num_ranks": step % 3}
+        events.append(made.step_event(start, step, count, seed=seed, **options))
         events.append(TextEvent(step, "en", text, 1, False, start.time_s))
         events.append(ControlEvent("ban_expert", {"layer": None, "expert": 1}, 1, start.time_s))
     path = tmp_path_factory.mktemp("traces") / "x.moetrace"

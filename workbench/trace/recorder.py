@@ -21,6 +21,8 @@ STEP_BYTES = 3072
 """What a step costs beside its numbers: the record, its array heads, its stage times."""
 DECISION_BYTES = 1024
 """What a full decision costs beside its (E,) arrays, likewise."""
+RANK_BYTES = 1536
+"""What a rank's part of a step costs beside its counts by device, likewise."""
 NOTE_BYTES = 512
 
 
@@ -111,6 +113,7 @@ class Recorder:
         ids = event.topk_ids
         # Two ids and one weight per slot, one margin per layer, 19 bytes of row heads.
         size = STEP_BYTES + 8 * ids.size + 4 * event.margins.size + 19 * len(ids)
+        size += sum(RANK_BYTES + 24 * len(rank.rows) for rank in event.ranks)
         if event.decisions:
             wide = 8 * len(event.decisions[0].logits)
             size += len(event.decisions) * (DECISION_BYTES + wide)

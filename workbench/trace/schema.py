@@ -1,12 +1,13 @@
 """The shape of a `.moetrace` file: its version, its arrays, and their laws.
 
-A trace has three tables, each a set of columns of equal length:
+A trace has four tables, each a set of columns of equal length:
 
     steps      one line per forward pass (S)
     rows       one line per token row (N); step s owns rows row_start[s] .. row_start[s + 1]
     decisions  one line per full decision record (M)
+    ranks      one line per step and rank (Q), none in one process
 
-L counts MoE layers, E logical experts, K experts per token, G the engine's stages. `-1` is "no
+L counts MoE layers, E logical experts, K experts per token, D devices, G the engine's stages. `-1` is "no
 expert". Text and everything else that is not a number stands in `events.json` beside the arrays;
 `workbench.trace.store` has the layout of the file.
 """
@@ -19,13 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import MAX_EXPERTS
+from engine.config import EXCHANGES, MAX_EXPERTS
 from engine.errors import TraceError
 from engine.events import CAUSES, STAGES, StartEvent
 
 FORMAT = "moetrace"
-VERSION = 1
+VERSION = 2
 """Raised whenever a reader of the version before would misread the file."""
+
+STAGES_OF = {1: tuple(s for s in STAGES if s not in ("wait", "transfer")), 2: STAGES}
+"""The stages of each version that can be read; 1 knew of no ranks."""
 
 MAX_LAYERS = 1024
 
@@ -66,11 +70,29 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "decisions/physical": ("<i2", ("M", "K")),
     "decisions/devices": ("<i2", ("M", "K")),
     "decisions/table_version": ("<i8", ("M",)),
+    "ranks/step_index": ("<i8", ("Q",)),
+    "ranks/rank": ("<i2", ("Q",)),
+    "ranks/mode": ("|u1", ("Q",)),
+    "ranks/rows": ("<i8", ("Q", "D")),
+    "ranks/num_bytes": ("<i8", ("Q", "D")),
+    "ranks/messages": ("<i8", ("Q", "D")),
+    "ranks/wait_ms": ("<f8", ("Q",)),
+    "ranks/transfer_ms": ("<f8", ("Q",)),
+    "ranks/busy_ms": ("<f8", ("Q",)),
+    "ranks/stage_ms": ("<f8", ("Q", "G")),
 }
 """Every array of a trace: dtype and the letters of its shape. `stage_ms` holds NaN for a stage
-that a step did not report."""
+that was not reported; `ranks/mode` is an index into `EXCHANGES`."""
 
-TIMES = ("steps/time_s", "steps/duration_ms", "steps/stage_ms")
+TIMES = (
+    "steps/time_s",
+    "steps/duration_ms",
+    "steps/stage_ms",
+    "ranks/wait_ms",
+    "ranks/transfer_ms",
+    "ranks/busy_ms",
+    "ranks/stage_ms",
+)
 LONGEST = 1e11
 """Most seconds or milliseconds in a column of times."""
 
@@ -78,7 +100,15 @@ EXPERT_COLUMNS = ("rows/topk_ids", "decisions/topk_ids", "decisions/runner_up")
 """Columns of logical experts: -1 or 0 .. E - 1."""
 
 
-def sizes(start: StartEvent, *, steps: int, rows: int, decisions: int) -> dict[str, int]:
+def sizes(
+    start: StartEvent,
+    *,
+    steps: int,
+    rows: int,
+    decisions: int,
+    ranks: int = 0,
+    version: int = VERSION,
+) -> dict[str, int]:
     """Return the length behind each letter of `COLUMNS`."""
     return {
         "S": steps,
@@ -88,7 +118,9 @@ def sizes(start: StartEvent, *, steps: int, rows: int, decisions: int) -> dict[s
         "L": len(start.moe_layers),
         "E": start.num_experts,
         "K": start.top_k,
-        "G": len(STAGES),
+        "D": start.num_devices,
+        "G": len(STAGES_OF[version]),
+        "Q": ranks,
     }
 
 
@@ -129,6 +161,7 @@ def check(start: StartEvent, columns: Mapping[str, Array]) -> None:
         steps=len(columns["steps/step"]),
         rows=len(columns["rows/token_ids"]),
         decisions=len(columns["decisions/layer"]),
+        ranks=len(columns["ranks/rank"]),
     )
     for name, (dtype, letters) in COLUMNS.items():
         shape = tuple(lengths[letter] for letter in letters)
@@ -149,17 +182,27 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
     _check_range("rows/causes", columns["rows/causes"], 0, len(CAUSES) - 1)
     for name in TIMES:
         column = columns[name]
-        if name == "steps/stage_ms":
+        if name.endswith("/stage_ms"):
             column = column[~np.isnan(column)]
         if not ((column >= 0) & (column <= LONGEST)).all():
             raise TraceError(f"column {name!r} holds a time that is not within 0 to {LONGEST:g}.")
     num_steps = len(columns["steps/step"])
     step_index = columns["decisions/step_index"]
-    _check_range("decisions/step_index", step_index, 0, num_steps - 1)
+    of_ranks = columns["ranks/step_index"]
+    for name in ("decisions/step_index", "ranks/step_index"):
+        _check_range(name, columns[name], 0, num_steps - 1)
+    _check_range("ranks/rank", columns["ranks/rank"], 0, start.num_devices - 1)
+    _check_range("ranks/mode", columns["ranks/mode"], 0, len(EXCHANGES) - 1)
+    for name in ("ranks/rows", "ranks/num_bytes", "ranks/messages"):
+        _check_range(name, columns[name], 0, np.iinfo(np.int64).max)
     row_start = columns["steps/row_start"]
     if row_start[0] != 0 or row_start[-1] != len(columns["rows/token_ids"]):
         raise TraceError("column 'steps/row_start' does not span the rows of the trace.")
-    for name, ascending in (("steps/row_start", row_start), ("decisions/step_index", step_index)):
+    for name, ascending in (
+        ("steps/row_start", row_start),
+        ("decisions/step_index", step_index),
+        ("ranks/step_index", of_ranks),
+    ):
         if (np.diff(ascending) < 0).any():
             raise TraceError(f"column {name!r} must not descend.")
     if (np.diff(columns["steps/order"]) <= 0).any():

@@ -1,9 +1,13 @@
 """Read and write `.moetrace` files.
 
-    manifest.json             {"format": "moetrace", "version": 1, "created_by", "start", "counts",
-                               "dropped", "stages", "causes", "arrays": {name: {dtype, shape}}}
+    manifest.json             {"format": "moetrace", "version": 2, "created_by", "start", "counts",
+                               "dropped", "stages", "causes", "exchanges",
+                               "arrays": {name: {dtype, shape}}}
     events.json               {"notes": [[order, kind, {fields}]], "decisions": [{texts}]}
-    steps/….npy rows/….npy decisions/….npy     one array each; `numpy.load` reads the file too
+    steps/….npy rows/….npy decisions/….npy ranks/….npy
+                              one array each; `numpy.load` reads the file too
+
+Version 1 has no `ranks`, no "exchanges" and fewer stages; it is read as a run in one process.
 
 Nothing is pickled. A file is written beside its target and renamed, so a reader sees the old one or
 the whole new one. A file is not believed: sizes are checked against the manifest before memory is
@@ -27,10 +31,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engine import __version__
+from engine.config import EXCHANGES
 from engine.errors import TraceError
 from engine.events import CAUSES, STAGES
 from workbench.trace import records
-from workbench.trace.schema import COLUMNS, FORMAT, VERSION, Array, sizes
+from workbench.trace.schema import COLUMNS, FORMAT, STAGES_OF, VERSION, Array, sizes
 from workbench.trace.trace import Dropped, Trace
 
 MAX_BYTES = 2 << 30
@@ -160,11 +165,13 @@ def _manifest(trace: Trace) -> dict[str, Any]:
             "steps": trace.num_steps,
             "rows": trace.num_rows,
             "decisions": len(trace.decisions),
+            "ranks": trace.num_rank_lines,
             "notes": len(trace.notes),
         },
         "dropped": records.pack(trace.dropped),
         "stages": list(STAGES),
         "causes": list(CAUSES),
+        "exchanges": list(EXCHANGES),
         "arrays": {
             name: {"dtype": column.dtype.str, "shape": list(column.shape)}
             for name, column in trace.columns.items()
@@ -177,14 +184,18 @@ def _read(path: Path, file: BinaryIO, max_bytes: int) -> Trace:
         members = _members(archive, path.stat().st_size, max_bytes)
         manifest = _read_manifest(archive, members)
         start = records.unpack_start(manifest["start"])
-        counts = {key: int(manifest["counts"][key]) for key in ("steps", "rows", "decisions")}
-        lengths = sizes(start, **counts)
+        version = manifest["version"]
+        keys = ("steps", "rows", "decisions", *(["ranks"] if version > 1 else []))
+        counts = {key: int(manifest["counts"][key]) for key in keys}
+        lengths = sizes(start, **counts, version=version)
         columns = {
             name: _read_array(
                 archive, members[f"{name}.npy"], dtype, tuple(lengths[x] for x in letters)
             )
-            for name, (dtype, letters) in COLUMNS.items()
+            for name, (dtype, letters) in _columns_of(version).items()
         }
+        if version == 1:
+            columns = _from_1(columns, sizes(start, **counts))
         events = _read_json(archive, members["events.json"])
     notes = records.unpack_notes(events["notes"])
     decisions = records.unpack_decisions(events["decisions"], columns)
@@ -224,15 +235,39 @@ def _read_manifest(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]
             f"it was written in trace format {version}, this workbench reads up to {VERSION}; "
             "update the workbench."
         )
-    for key, ours in (("stages", STAGES), ("causes", CAUSES)):
+    names = {"stages": STAGES_OF[version], "causes": CAUSES}
+    for key, ours in (names if version == 1 else names | {"exchanges": EXCHANGES}).items():
         if manifest.get(key) != list(ours):
             raise TraceError(f"its manifest names other {key} than version {version} has.")
-    expected = {"manifest.json", "events.json", *(f"{name}.npy" for name in COLUMNS)}
+    arrays = (f"{name}.npy" for name in _columns_of(version))
+    expected = {"manifest.json", "events.json", *arrays}
     if lacking := sorted(expected - members.keys()):
         raise TraceError(f"it lacks the member {lacking[0]!r}.")
     if surplus := sorted(members.keys() - expected):
         raise TraceError(f"it holds the unknown member {surplus[0]!r}.")
     return manifest
+
+
+def _columns_of(version: int) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the columns that a file of `version` has."""
+    return {
+        name: column
+        for name, column in COLUMNS.items()
+        if version > 1 or not name.startswith("ranks/")
+    }
+
+
+def _from_1(columns: dict[str, Array], lengths: dict[str, int]) -> dict[str, Array]:
+    """Add what version 1 did not have: the stages between ranks, unreported, and no rank lines."""
+    old_SG = columns["steps/stage_ms"]
+    stage_ms = np.full((len(old_SG), len(STAGES)), np.nan)
+    stage_ms[:, [STAGES.index(stage) for stage in STAGES_OF[1]]] = old_SG
+    added = {
+        name: np.zeros(tuple(lengths[x] for x in letters), dtype)
+        for name, (dtype, letters) in COLUMNS.items()
+        if name not in columns
+    }
+    return {**columns, **added, "steps/stage_ms": stage_ms}
 
 
 def _read_json(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from engine.events import (
     STAGES,
     Decision,
     Event,
+    RankEvent,
     RequestEvent,
     StartEvent,
     StepEvent,
@@ -25,7 +26,7 @@ from engine.events import (
 
 DOMAINS = ("en", "de", "fr", "code", "math")
 _WORDS = "the router sends each token to two of eight experts and adds what comes back ".split()
-_STAGE_MS = (0.1, 0.2, 2.4, 0.5, 0.08, 0.05, 0.14, 3.1, 0.6, 0.7, 0.3, 0.2)
+_STAGE_MS = (0.1, 0.2, 2.4, 0.5, 0.08, 0.05, 0.14, 0.0, 0.0, 3.1, 0.6, 0.7, 0.3, 0.2)
 
 
 def start_event(*, layers: int = 4, experts: int = 8, top_k: int = 2) -> StartEvent:
@@ -46,7 +47,13 @@ def start_event(*, layers: int = 4, experts: int = 8, top_k: int = 2) -> StartEv
 
 
 def step_event(
-    start: StartEvent, step: int, rows: int, *, seed: int = 0, num_decisions: int = 0
+    start: StartEvent,
+    step: int,
+    rows: int,
+    *,
+    seed: int = 0,
+    num_decisions: int = 0,
+    num_ranks: int = 0,
 ) -> StepEvent:
     """Return one step of `rows` rows; the same arguments give the same event."""
     rng = np.random.default_rng((seed, step))
@@ -79,6 +86,24 @@ def step_event(
             decision(start, request_id=i, position=step, token_id=int(token_ids[i]), rng=rng)
             for i in range(min(num_decisions, rows))
         ),
+        ranks=tuple(rank_event(start, rank, rng=rng) for rank in range(num_ranks)),
+    )
+
+
+def rank_event(start: StartEvent, rank: int, *, rng: np.random.Generator) -> RankEvent:
+    """Return what one rank did in a step, as exchanged by `overlapped`."""
+    away_D = np.arange(start.num_devices) != rank
+    rows_D = rng.integers(0, 9, start.num_devices)
+    return RankEvent(
+        rank=rank,
+        mode="overlapped",
+        rows=rows_D,
+        num_bytes=rows_D * 512 * away_D,
+        messages=6 * len(start.moe_layers) * away_D,
+        wait_ms=float(rng.random()),
+        transfer_ms=float(rng.random()),
+        busy_ms=1.0 + float(rng.random()),
+        stage_ms={stage: float(rng.random()) * 0.1 for stage in STAGES},
     )
 
 

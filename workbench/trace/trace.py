@@ -12,11 +12,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from engine.config import EXCHANGES
 from engine.errors import TraceError
 from engine.events import (
     STAGES,
     ControlEvent,
     Decision,
+    RankEvent,
     RequestEvent,
     StartEvent,
     StepEvent,
@@ -88,6 +90,11 @@ class Trace:
         return len(self.columns["rows/token_ids"])
 
     @property
+    def num_rank_lines(self) -> int:
+        """Lines of the `ranks/…` columns, one per step and rank (Q)."""
+        return len(self.columns["ranks/rank"])
+
+    @property
     def requests(self) -> tuple[RequestEvent, ...]:
         """Requests added, finished, aborted and preempted, in order."""
         return self._of(RequestEvent)
@@ -125,14 +132,25 @@ class Trace:
         numbers: dict[str, Any] = {
             name: self.columns[f"steps/{name}"][index].item() for name in _STEP_NUMBERS
         }
-        stage_ms = self.columns["steps/stage_ms"][index]
-        reported = {
-            stage: float(ms) for stage, ms in zip(STAGES, stage_ms, strict=True) if ms == ms
-        }
         own = np.searchsorted(self.columns["decisions/step_index"], [index, index + 1])
+        lines = np.searchsorted(self.columns["ranks/step_index"], [index, index + 1])
         return StepEvent(
-            **numbers, **rows, stage_ms=reported, decisions=self.decisions[own[0] : own[1]]
+            **numbers,
+            **rows,
+            stage_ms=_reported(self.columns["steps/stage_ms"][index]),
+            decisions=self.decisions[own[0] : own[1]],
+            ranks=tuple(self._rank_event(line) for line in range(*lines.tolist())),
         )
+
+    def _rank_event(self, line: int) -> RankEvent:
+        values: dict[str, Any] = {
+            name: self.columns[f"ranks/{name}"][line] for name in _names("ranks")
+        }
+        del values["step_index"]
+        numbers = {name: values[name].item() for name in _RANK_NUMBERS}
+        mode = EXCHANGES[values["mode"]]
+        changed = {"mode": mode, "stage_ms": _reported(values["stage_ms"])}
+        return RankEvent(**values | numbers | changed)
 
     def _of(self, kind: type[N]) -> tuple[N, ...]:
         return tuple(note for _, note in self.notes if isinstance(note, kind))
@@ -158,6 +176,7 @@ _STEP_NUMBERS = (
     "num_prefill_rows",
     "bad_rows",
 )
+_RANK_NUMBERS = ("rank", "wait_ms", "transfer_ms", "busy_ms")
 _DECISION_COLUMNS = tuple(f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS)
 
 
@@ -165,19 +184,37 @@ def _names(table: str) -> list[str]:
     return [name.split("/")[1] for name in COLUMNS if name.startswith(f"{table}/")]
 
 
+def _reported(stage_ms: Array) -> dict[str, float]:
+    """Return the stages that were reported; (G,) with NaN for the others."""
+    return {stage: float(ms) for stage, ms in zip(STAGES, stage_ms, strict=True) if ms == ms}
+
+
+def _unreported(events: Sequence[StepEvent | RankEvent]) -> Array:
+    """Return (events, G) stage times, NaN where none was reported."""
+    stage_ms = [[event.stage_ms.get(stage, np.nan) for stage in STAGES] for event in events]
+    return np.asarray(stage_ms, np.float64).reshape(len(events), len(STAGES))
+
+
 def _columns(
     start: StartEvent, steps: Sequence[tuple[int, StepEvent]], decisions: tuple[Decision, ...]
 ) -> dict[str, Array]:
     events = [event for _, event in steps]
-    stage_ms = [[event.stage_ms.get(stage, np.nan) for stage in STAGES] for event in events]
+    ranks = [rank for event in events for rank in event.ranks]
     values: dict[str, Any] = {
         "steps/order": [order for order, _ in steps],
-        "steps/stage_ms": np.asarray(stage_ms, np.float64).reshape(len(events), len(STAGES)),
+        "steps/stage_ms": _unreported(events),
         "steps/row_start": np.cumsum([0, *(event.num_rows for event in events)]),
         "decisions/step_index": np.repeat(
             np.arange(len(events)), [len(event.decisions) for event in events]
         ),
+        "ranks/step_index": np.repeat(
+            np.arange(len(events)), [len(event.ranks) for event in events]
+        ),
+        "ranks/mode": [_mode(rank) for rank in ranks],
+        "ranks/stage_ms": _unreported(ranks),
     }
+    for name in ("rows", "num_bytes", "messages", *_RANK_NUMBERS):
+        values[f"ranks/{name}"] = [getattr(rank, name) for rank in ranks]
     for name in _STEP_NUMBERS:
         values[f"steps/{name}"] = [getattr(event, name) for event in events]
     for name in _names("rows"):
@@ -185,12 +222,22 @@ def _columns(
     for name in _DECISION_COLUMNS:
         values[f"decisions/{name}"] = [getattr(decision, name) for decision in decisions]
     lengths = sizes(
-        start, steps=len(events), rows=sum(e.num_rows for e in events), decisions=len(decisions)
+        start,
+        steps=len(events),
+        rows=sum(e.num_rows for e in events),
+        decisions=len(decisions),
+        ranks=len(ranks),
     )
     return {
         name: _fitted(name, values[name], dtype, tuple(lengths[letter] for letter in letters))
         for name, (dtype, letters) in COLUMNS.items()
     }
+
+
+def _mode(rank: RankEvent) -> int:
+    if rank.mode not in EXCHANGES:
+        raise TraceError(f"rank {rank.rank} exchanged rows by the unknown mode {rank.mode!r}.")
+    return EXCHANGES.index(rank.mode)
 
 
 def _joined(start: StartEvent, name: str, events: list[StepEvent]) -> Any:

@@ -23,6 +23,7 @@ from engine.events import (
     STAGES,
     ControlEvent,
     Event,
+    RankEvent,
     RequestEvent,
     StartEvent,
     StepEvent,
@@ -257,6 +258,7 @@ class Aggregator:
             "label": "measured",
             "table_version": self._table_version,
             "step": last.step if last else None,
+            "ranks": [_rank(rank) for rank in last.ranks] if last else [],
             "idle_s": max(0.0, now_s - self._last_end_s) if last else None,
             "num_running": last.num_running if last else 0,
             "num_waiting": last.num_waiting if last else 0,
@@ -304,6 +306,20 @@ class Aggregator:
             }
             for request in islice(self._requests.values(), MAX_REQUESTS)
         ]
+
+
+def _rank(rank: RankEvent) -> dict[str, Any]:
+    """Return one rank's part of the last step; counts are sums over destinations."""
+    return {
+        "rank": rank.rank,
+        "mode": rank.mode,
+        "rows": int(rank.rows.sum()),
+        "num_bytes": int(rank.num_bytes.sum()),
+        "messages": int(rank.messages.sum()),
+        "wait_ms": rank.wait_ms,
+        "transfer_ms": rank.transfer_ms,
+        "busy_ms": rank.busy_ms,
+    }
 
 
 TOTALS = ("steps", "rows", "generated", "bad_rows", "finished", "aborted", "preempted")
