@@ -18,7 +18,7 @@ from workbench.trace import Recorder, Trace, synthetic
 
 def recorded(**shape: int) -> Trace:
     recorder = Recorder()
-    for event in synthetic.run(synthetic.start_event(**shape), steps=6, rows=3):
+    for event in synthetic.run(synthetic.start_event(**shape), steps=6, rows=3, num_ranks=2):
         recorder.emit(event)
     return recorder.trace()
 

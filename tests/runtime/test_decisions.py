@@ -19,7 +19,7 @@ def recorded(make_engine):
     listener = Listener()
     engine = make_engine(listener, num_devices=4)
     inputs = []
-    for layer in engine._runner.model.layers:
+    for layer in engine._runner.rank.model.layers:
         layer.moe.register_forward_pre_hook(lambda _, args: inputs.append(args[0].clone()))
     engine.add("Der Server ist", SamplingParams(max_tokens=3, ignore_eos=True), watch=(2, 5))
     while engine.has_work:

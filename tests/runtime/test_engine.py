@@ -302,6 +302,7 @@ def test_bfloat16_runs_and_keeps_the_gate_in_fp32(make_engine):
     import torch
 
     engine = make_engine(dtype="bfloat16")
-    dtypes = {name.split(".")[-2]: p.dtype for name, p in engine._runner.model.named_parameters()}
+    parameters = engine._runner.rank.model.named_parameters()
+    dtypes = {name.split(".")[-2]: parameter.dtype for name, parameter in parameters}
     assert dtypes["gate"] == torch.float32 and dtypes["qkv"] == torch.bfloat16
     assert len(engine.generate(["Der Server"], GREEDY)[0].token_ids) == 8

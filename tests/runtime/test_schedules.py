@@ -133,25 +133,27 @@ def test_nan_in_one_requests_rows_reaches_no_other_and_no_later_one(make_engine,
 def rows_of_victim(engine, victim, point):
     """Set a fault that turns all rows of one request at `point` to NaN."""
     mask_T, mask_R = [], []
-    lay_out = engine._runner._lay_out
+    rank = engine._runner.rank
+    prepare = rank._prepare
 
     def note_rows(*arguments, **options):
-        step = lay_out(*arguments, **options)
+        step = prepare(*arguments, **options)
         mask_T[:] = [torch.from_numpy(step.host.request_ids == victim)]
         return step
 
     def note_pairs(dispatch):
-        def wrapped(x_TD, phy_ids_TK, table, layer):
-            rows_RD, handle = dispatch(x_TD, phy_ids_TK, table, layer)
+        def wrapped(x_TD, phy_ids_TK, table, layer, mark):
+            (flight,) = dispatch(x_TD, phy_ids_TK, table, layer, mark)
+            rows_RD, handle = flight.arrive()
             mask = torch.zeros(len(rows_RD), dtype=torch.bool)
             mask[handle.row_of_N] = mask_T[0].repeat_interleave(phy_ids_TK.shape[1])
             mask_R[:] = [mask]
-            return rows_RD, handle
+            return [flight]
 
         return wrapped
 
-    engine._runner._lay_out = note_rows
-    for layer in engine._runner.model.layers:
+    rank._prepare = note_rows
+    for layer in rank.model.layers:
         layer.moe.dispatcher.dispatch = note_pairs(layer.moe.dispatcher.dispatch)
     masks = mask_T if point == "gate.logits" else mask_R
     engine.control.inject(

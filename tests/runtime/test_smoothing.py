@@ -84,6 +84,6 @@ def test_the_hash_of_the_weights_tells_one_changed_bit(make_engine):
     before = engine.weights_sha256()
     engine.generate(["Der"], PARAMS)
     assert engine.weights_sha256() == before
-    weight = engine._runner.model.norm.weight
+    weight = engine._runner.rank.model.norm.weight
     weight.data[0] += 1e-6
     assert engine.weights_sha256() != before

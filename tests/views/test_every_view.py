@@ -20,6 +20,7 @@ from workbench.views import (
     jumps,
     load,
     overhead,
+    ranks,
     stages,
     tokens,
     traffic,
@@ -39,6 +40,7 @@ VIEWS: dict[str, tuple[View, dict]] = {
     "overhead_by_step": (views.overhead_by_step, overhead.OVERHEAD_COLUMNS),
     "overhead_total": (views.overhead_total, overhead.OVERHEAD_TOTAL_COLUMNS),
     "overhead_by_batch": (views.overhead_by_batch, batch.BATCH_COLUMNS),
+    "rank_times": (views.rank_times, ranks.RANK_COLUMNS),
     "load_balance": (views.load_balance, balance.BALANCE_COLUMNS),
 }
 COUNT_TOKENS = ("expert_load", "domain_load", "device_load", "token_experts", "jump_rate")
@@ -46,7 +48,7 @@ COUNT_TOKENS = ("expert_load", "domain_load", "device_load", "token_experts", "j
 
 def recorded():
     recorder = Recorder()
-    for event in synthetic.run(synthetic.start_event(), steps=6, rows=3):
+    for event in synthetic.run(synthetic.start_event(), steps=6, rows=3, num_ranks=2):
         recorder.emit(event)
     return recorder.trace()
 

@@ -15,6 +15,7 @@ from workbench.figures.domains import domain_load
 from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
+from workbench.figures.ranks import rank_times
 from workbench.figures.stages import stage_times, stage_totals
 from workbench.figures.tokens import token_experts
 from workbench.figures.traffic import device_traffic
@@ -31,6 +32,7 @@ __all__ = [
     "overhead_by_batch",
     "overhead_by_step",
     "overhead_total",
+    "rank_times",
     "stage_times",
     "stage_totals",
     "token_experts",

@@ -7,9 +7,9 @@ A trace has four tables, each a set of columns of equal length:
     decisions  one line per full decision record (M)
     ranks      one line per step and rank (Q), none in one process
 
-L counts MoE layers, E logical experts, K experts per token, D devices, G the engine's stages. `-1` is "no
-expert". Text and everything else that is not a number stands in `events.json` beside the arrays;
-`workbench.trace.store` has the layout of the file.
+L counts MoE layers, E logical experts, K experts per token, D devices, G the engine's stages. `-1`
+is "no expert". Text and everything else that is not a number stands in `events.json` beside the
+arrays; `workbench.trace.store` has the layout of the file.
 """
 
 from __future__ import annotations

@@ -143,14 +143,18 @@ def decision(
     )
 
 
-def run(start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0) -> Iterator[Event]:
+def run(
+    start: StartEvent, *, steps: int = 20, rows: int = 4, seed: int = 0, num_ranks: int = 0
+) -> Iterator[Event]:
     """Yield a whole run: start, requests, steps with text after each, ends."""
     yield start
     for request in range(rows):
         now = start.time_s
         yield RequestEvent(request, "added", "en", now, prompt_token_ids=(1, 2, 3))
     for step in range(steps):
-        event = step_event(start, step, rows, seed=seed, num_decisions=step % 3)
+        event = step_event(
+            start, step, rows, seed=seed, num_decisions=step % 3, num_ranks=num_ranks
+        )
         yield event
         after = event.time_s + event.duration_ms / 1000
         for request in range(rows):

@@ -27,6 +27,7 @@ from workbench.views.overhead import (
     overhead_state,
     overhead_total,
 )
+from workbench.views.ranks import rank_times
 from workbench.views.rows import ACCEPTED
 from workbench.views.stages import stage_kind, stage_times, stage_totals
 from workbench.views.tidy import LABELS, Column, Label
@@ -52,6 +53,7 @@ __all__ = [
     "overhead_marks",
     "overhead_state",
     "overhead_total",
+    "rank_times",
     "stage_kind",
     "stage_times",
     "stage_totals",
