@@ -122,7 +122,8 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
     if rows == 128 and scheme != "native":
         # Two sums, of the gate and of the up matrix, and beside each a tile's part (e4m3), another
         # format's sum, or weights on their way from one byte to two.
-        return replace(down, features=64), down
+        # e4m3 also takes half the depth, without which sm_100 spills.
+        return replace(down, features=64, depth=64 if scheme == "e4m3" else depth), down
     return down, down
 
 
