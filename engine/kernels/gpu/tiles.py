@@ -111,7 +111,7 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
     """
     one_byte = scheme in ("w8a8", "e4m3")
     if dtype == "float32" and not one_byte:
-        warps = 4 if rows <= 32 else 8
+        warps = 4 if rows <= 64 else 8
         tile = Tile(tokens=rows, features=64, depth=32, num_warps=warps, num_stages=2)
         return tile, tile
     if rows <= 32:
