@@ -210,7 +210,9 @@ def builder(
         source: Source, theme: str, chosen: Mapping[str, str], frame_of: Mapping[str, Any]
     ) -> Page:
         session = kind(source, theme, chosen, frame_of)
-        pn.state.add_periodic_callback(session.beat, period=FRAME_MS)
+        # Bokeh's own: Panel's tells every page twice a beat that it is busy, which costs more
+        # than the beat.
+        pn.state.curdoc.add_periodic_callback(session.beat, FRAME_MS)
         return session.page
 
     return build

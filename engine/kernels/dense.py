@@ -56,7 +56,8 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight_D).to(x.dtype)
+    normed: Tensor = (x * scale).mul_(weight_D)
+    return normed.to(x.dtype)
 
 
 def norm_and_rotate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -66,6 +66,6 @@ class ExpertWeights:
     @property
     def num_bytes(self) -> int:
         """Memory of the weights and of what was made from them."""
-        made: Any = (m.num_bytes for pair in self.prepared or () for m in pair)
-        own = (t.numel() * t.element_size() for t in (self.gate_up, self.down))
-        return sum(own) + sum(made)
+        made = sum(matrix.num_bytes for pair in self.prepared or () for matrix in pair)
+        own = sum(part.numel() * part.element_size() for part in (self.gate_up, self.down))
+        return own + made

@@ -6,15 +6,17 @@ with `size_class`, so that they are few. Called by `dense` and `cpu_experts`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
 def missing(dtype: str) -> str | None:
     """Say why this build of torch or this processor cannot run packed products of `dtype`."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    ):
+    # torch 2.13 leaves this function without types, 2.11 does not.
+    available: Any = torch.backends.mkldnn.is_available
+    if not available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return "this build of torch has no oneDNN"
     if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this processor has no bf16 products"

@@ -19,6 +19,7 @@ app = typer.Typer(help="The registry of kernels, and what each compiles to.")
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+WIDEST = 24
 SHOWN = 4
 """Names of further variants that a person gets to see."""
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -145,6 +146,7 @@ def _show_table(rows: list[dict[str, Any]]) -> None:
     headings = {"op": "op", "name": "kernel", "device": "device", "dtypes": "dtype", "rows": "size"}
     lines = [list(headings.values()), *([str(row[key]) for key in headings] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    widths[-1] = min(widths[-1], WIDEST)  # one long remark does not push all reasons aside
     marks = [" ", *("*" if row["taken"] else " " for row in rows)]
     reasons = ["reason", *(row["reason"] for row in rows)]
     for mark, line, reason in zip(marks, lines, reasons, strict=True):

@@ -111,7 +111,7 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
     """
     one_byte = scheme in ("w8a8", "e4m3")
     if dtype == "float32" and not one_byte:
-        warps = 4 if rows <= 32 else 8
+        warps = 4 if rows <= 64 else 8
         tile = Tile(tokens=rows, features=64, depth=32, num_warps=warps, num_stages=2)
         return tile, tile
     if rows <= 32:
@@ -122,7 +122,8 @@ def default_tiles(scheme: str, dtype: str, rows: int) -> tuple[Tile, Tile]:
     if rows == 128 and scheme != "native":
         # Two sums, of the gate and of the up matrix, and beside each a tile's part (e4m3), another
         # format's sum, or weights on their way from one byte to two.
-        return replace(down, features=64), down
+        # e4m3 also takes half the depth, without which sm_100 spills.
+        return replace(down, features=64, depth=64 if scheme == "e4m3" else depth), down
     return down, down
 
 
