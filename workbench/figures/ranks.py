@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -75,7 +76,7 @@ def _bars(means: pd.DataFrame, column: str, theme: str) -> go.Bar:
 def _finding(means: pd.DataFrame) -> str:
     if means.empty or means["utilisation"].isna().all():
         return "no ranks"
-    least = means.loc[means["utilisation"].idxmin()]
+    least = means.iloc[int(np.nanargmin(means["utilisation"].to_numpy()))]
     return (
         f"least busy: rank {int(least['rank'])}, {percent(least['utilisation'], 0)} of "
         f"{milliseconds(least['ms'])} a step; all ranks "
