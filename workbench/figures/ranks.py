@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -76,9 +75,9 @@ def _bars(means: pd.DataFrame, column: str, theme: str) -> go.Bar:
 def _finding(means: pd.DataFrame) -> str:
     if means.empty or means["utilisation"].isna().all():
         return "no ranks"
-    least = means.iloc[int(np.nanargmin(means["utilisation"].to_numpy()))]
+    least = records(means.sort_values("utilisation"))[0]
     return (
-        f"least busy: rank {int(least['rank'])}, {percent(least['utilisation'], 0)} of "
+        f"least busy: rank {least['rank']}, {percent(least['utilisation'], 0)} of "
         f"{milliseconds(least['ms'])} a step; all ranks "
         f"{percent(means['busy_ms'].sum() / means['ms'].sum(), 0)}"
     )

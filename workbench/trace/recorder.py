@@ -113,7 +113,8 @@ class Recorder:
         ids = event.topk_ids
         # Two ids and one weight per slot, one margin per layer, 19 bytes of row heads.
         size = STEP_BYTES + 8 * ids.size + 4 * event.margins.size + 19 * len(ids)
-        size += sum(RANK_BYTES + 24 * len(rank.rows) for rank in event.ranks)
+        if event.ranks:
+            size += len(event.ranks) * (RANK_BYTES + 24 * len(event.ranks[0].rows))
         if event.decisions:
             wide = 8 * len(event.decisions[0].logits)
             size += len(event.decisions) * (DECISION_BYTES + wide)
