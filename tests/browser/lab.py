@@ -106,20 +106,28 @@ def without_its_own(complaints: Sequence[str]) -> list[str]:
     return [line for line in complaints if not _ITS_OWN.search(line)]
 
 
+def wait_for_kernel(page: Page, name: str) -> None:
+    """Wait until a notebook is open and its kernel is ready.
+
+    Who ends a kernel earlier breaks off a connection that is being made, which Chromium warns of.
+    """
+    page.wait_for_function("() => window.jupyterapp", timeout=90_000)
+    page.wait_for_function(
+        f"""name => {{ const w = {_CURRENT};
+          return w?.context?.path === name && w.context.isReady && w.sessionContext.isReady
+            && w.sessionContext.session?.kernel?.status === "idle"; }}""",
+        arg=name,
+        timeout=90_000,
+    )
+
+
 class Notebook:
     """An open notebook whose kernel is ready."""
 
     def __init__(self, page: Page, url: str, name: str) -> None:
         self.page = page
         page.goto(f"{url}lab/tree/{name}?reset")
-        page.wait_for_function("() => window.jupyterapp", timeout=90_000)
-        page.wait_for_function(
-            f"""name => {{ const w = {_CURRENT};
-              return w?.context?.path === name && w.context.isReady && w.sessionContext.isReady
-                && w.sessionContext.session?.kernel?.status === "idle"; }}""",
-            arg=name,
-            timeout=90_000,
-        )
+        wait_for_kernel(page, name)
 
     def run_all(self) -> None:
         self.command("notebook:run-all-cells")

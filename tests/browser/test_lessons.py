@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.browser.lab import Notebook, without_its_own
+from tests.browser.lab import Notebook, wait_for_kernel, without_its_own
 from tests.notebooks.books import read
 from workbench.lab import running_lab
 
@@ -49,6 +49,7 @@ def test_the_address_opens_the_first_lesson_and_nothing_pops_up(visit, lab):
     page.set_default_timeout(120_000)
     page.goto(lab)
     page.locator("h1", has_text="Start here").wait_for()
+    wait_for_kernel(page, "notebooks/00_start_here.ipynb")
     page.wait_for_timeout(2_000)
     assert page.locator(".jp-Dialog").count() == 0
     assert page.locator(".Toastify__toast").count() == 0
