@@ -134,7 +134,7 @@ def test_a_started_drill_shows_what_an_operator_would_see(source, drill):
     values = page.page.values
     assert page.room.phase == RUNNING and values["left"] == "12:34 left"
     assert (values["s0v"], values["s0b"], values["s0r"]) == ("2.28", "1.42", "1.00 – 1.90")
-    assert values["s0o"] == "■ fail" and values["s0f"] == "max / mean"
+    assert values["s0o"] == "✗ fail" and values["s0f"] == "max / mean"
     assert values["s1v"] == "–", "a signal without an answer has no number"
     assert "planned was cdcdcdcdcdcd" in values["table"] and values["policy"] == "smoothing 1.2"
     shown = decode_frame(page.map.pane.frame).cells_RC
@@ -175,7 +175,7 @@ def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, d
     assert (values["y0"], values["y1"], values["y2h"]) == ("did force", "did smooth", True)
     assert "lives on that device alone" in values["diagnosis"] and drill.named == "hot-expert"
     assert values["k0"] == "Count rows by expert." and values["hint_word"] == "Clue 2 of 3"
-    assert (values["c0o"], values["c0m"]) == ("■ fail", "One still has more.")
+    assert (values["c0o"], values["c0m"]) == ("✗ fail", "One still has more.")
     assert "before your last act" in values["rows"], "old numbers are called old"
 
 
