@@ -37,8 +37,11 @@ def test_the_bundled_config_is_read():
         ({"num_attention_heads": 0, "head_dim": None}, "wrong type"),
         ({"head_dim": 33}, "even"),
         ({"moe_intermediate_size": -5}, "moe_intermediate_size"),
-        ({"num_local_experts": 10**6}, "num_experts"),
-        ({"num_local_experts": -8}, "num_experts"),
+        ({"num_local_experts": 4}, "num_local_experts"),
+        ({"num_experts": 10**6}, "num_experts"),
+        ({"num_experts": None, "num_local_experts": 10**6}, "num_experts"),
+        ({"num_experts": -8}, "num_experts"),
+        ({"num_experts": 0}, "num_experts"),
         ({"num_experts_per_tok": 1.9}, "top_k"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_parameters": None, "rope_theta": 0}, "rope_theta"),
@@ -55,6 +58,54 @@ def test_the_bundled_config_is_read():
 def test_a_model_that_would_be_computed_wrong_is_refused(change, word):
     with pytest.raises(ConfigError, match=word):
         ModelConfig.from_hf(RAW | change)
+
+
+SOMETHING_ELSE = {
+    "n_group": 8,
+    "topk_group": 4,
+    "num_expert_groups": 2,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "score_function": "sigmoid",
+    "moe_router_score_function": "sigmoid",
+    "router_bias": True,
+    "use_routing_bias": True,
+    "use_expert_bias": True,
+    "e_score_correction_bias": [0.1] * 8,
+    "n_shared_experts": 1,
+    "shared_expert_intermediate_size": 512,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "swiglu_limit": 7.0,
+    "router_logit_softcapping": 30.0,
+    "apply_router_weight_on_input": True,
+    "partial_rotary_factor": 0.5,
+    "rope_parameters": {"partial_rotary_factor": 0.5},
+    "layer_types": ["sliding_attention"] + ["full_attention"] * 3,
+}
+
+
+@pytest.mark.parametrize("key", SOMETHING_ELSE)
+def test_a_router_or_a_layer_of_another_kind_is_refused_by_name(key):
+    word = "partial_rotary_factor" if key == "rope_parameters" else key
+    with pytest.raises(ConfigError, match=f"{word} to .* computes only"):
+        ModelConfig.from_hf(RAW | {key: SOMETHING_ELSE[key]})
+
+
+def test_what_changes_nothing_is_taken():
+    same = {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "scoring_func": "softmax"}
+    same |= {"moe_layer_freq": 1, "partial_rotary_factor": 1.0, "n_shared_experts": 0}
+    same |= {"use_expert_bias": False, "layer_types": ["full_attention"] * 4}
+    assert ModelConfig.from_hf(RAW | same) == ModelConfig.from_hf(RAW)
+    off = dict.fromkeys(set(SOMETHING_ELSE) - {"rope_parameters"})
+    assert ModelConfig.from_hf(RAW | off) == ModelConfig.from_hf(RAW)
+    dense = RAW | {"model_type": "qwen3", "n_group": 8}  # it has no router
+    assert not ModelConfig.from_hf(dense).is_moe
+
+
+def test_a_config_that_is_no_object_is_refused():
+    with pytest.raises(ConfigError, match="must hold an object"):
+        ModelConfig.from_hf([RAW])
 
 
 def test_a_missing_key_is_named():
