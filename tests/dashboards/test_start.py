@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -233,10 +234,8 @@ def test_a_wrong_option_is_refused_before_anything_starts(monkeypatch, options, 
 
 @pytest.mark.parametrize("name", ["panel", "psutil"])
 def test_a_missing_package_is_one_sentence_that_names_the_extra(monkeypatch, name):
-    real = start_module.importlib.util.find_spec
-    monkeypatch.setattr(
-        start_module.importlib.util, "find_spec", lambda n: None if n == name else real(n)
-    )
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == name else real(n))
     with pytest.raises(MachineError, match=rf"needs {name}; install .*\[ui\]"):
         start_module.start()
 
