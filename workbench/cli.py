@@ -75,6 +75,7 @@ def _usage(wrong: Exception, argv: list[str]) -> str:
             if word == option and following and following not in message:
                 message += f" (it was {following!r})"
     context = getattr(wrong, "ctx", None)
+    message = message or "name one of these commands"  # the help has been printed
     path = context.command_path if context is not None else "workbench"
     return f"{message}; see '{path} --help'."
 

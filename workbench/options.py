@@ -45,7 +45,7 @@ ExchangeOption = Annotated[
 DeterministicOption = Annotated[
     bool,
     typer.Option(
-        "--deterministic", help="Bitwise equal logits in any batch; fp32, about 4 times slower."
+        "--deterministic", help="Bitwise equal logits in any batch; fp32, two to four times slower."
     ),
 ]
 SeedOption = Annotated[

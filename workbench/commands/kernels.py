@@ -20,6 +20,8 @@ app = typer.Typer(help="The registry of kernels, and what each compiles to.")
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 WIDEST = 24
+MODULES = {"grouped_mlp": "grouped_gemm", "mlp": "grouped_gemm", "quantise_rows": "quant"}
+"""Operations whose kernels are in a module of another name."""
 SHOWN = 4
 """Names of further variants that a person gets to see."""
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -71,6 +73,7 @@ def show(
 
     chip = inspect.chip(target)
     _one_of("stage", stage, inspect.STAGES)
+    name = MODULES.get(name, name)
     variants = _variants(name)
     fitting = _fitting(name, variants, chip, SHORT.get(dtype or "", dtype))
     chosen = fitting[0] if variant is None else _named(variant, variants)
