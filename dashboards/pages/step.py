@@ -14,7 +14,7 @@ from typing import Any
 from dashboards import readings
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
-from dashboards.steps import Listed, Recent, recent
+from dashboards.steps import Listed, Recent, grown, recent
 from workbench.widgets import STAGES, State, state_json, stepper_pane
 
 READ_EVERY_S = 1.5
@@ -87,8 +87,8 @@ class Step(Session):
         if past.wanted != self.shown:
             self._load(past.state)
             self.wanted = self.shown = past.wanted
-        elif _positions(past.state) != _positions(self._state):
-            self._grow(past.state)
+        elif (state := grown(self._state, past.state)) != self._state:
+            self._grow(state)
 
     def on_action(self, name: str, value: Any) -> None:
         """Choose a request, or have one recorded."""
@@ -138,7 +138,7 @@ class Step(Session):
             )
 
     def _grow(self, state: State) -> None:
-        """Show more of the same request; the reader's token stays, also when the first ones go."""
+        """Show more of the same request; the reader's token stays."""
         positions = _positions(self._state)
         here = positions[min(self.stepper.token, len(positions) - 1)]
         self._state = state
@@ -227,4 +227,4 @@ def _positions(state: State) -> list[int]:
 
 def _place(numbers: Sequence[int], number: int | None) -> int | None:
     """Return where a number stands; None where it does not."""
-    return list(numbers).index(number) if number in numbers else None
+    return list(numbers).index(number) if number is not None and number in numbers else None

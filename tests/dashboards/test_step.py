@@ -16,6 +16,7 @@ import pytest
 from dashboards.app import frame_of
 from dashboards.pages.step import NUM_FULL, NUM_OTHER, Step
 from dashboards.source import Snapshot
+from dashboards.steps import grown
 from engine import Engine, EngineConfig
 from engine.errors import RequestError
 from engine.events import Event
@@ -23,6 +24,8 @@ from engine.runtime.telemetry import Aggregator
 from workbench import paths
 from workbench.trace import Trace
 from workbench.traffic import Prompt, Traffic
+from workbench.widgets import stepper_state
+from workbench.widgets.steps import MAX_TOKENS
 from workbench.window import Window
 
 
@@ -31,8 +34,8 @@ class EngineSource:
 
     enabled = True
 
-    def __init__(self) -> None:
-        self.sums, self.recorder = Aggregator(), Window()
+    def __init__(self, **bounds: int) -> None:
+        self.sums, self.recorder = Aggregator(), Window(**bounds)
         config = EngineConfig(model=paths.model_folder(paths.DEFAULT_MODEL), num_devices=4)
         self.engine = Engine(config, sink=self)
         self.traffic = Traffic([Prompt("en", "The server"), Prompt("de", "Der Server")], 3)
@@ -69,6 +72,14 @@ class EngineSource:
 @pytest.fixture
 def running() -> Iterator[EngineSource]:
     source = EngineSource()
+    with closing(source.engine):
+        yield source
+
+
+@pytest.fixture
+def forgetful() -> Iterator[EngineSource]:
+    """The same with a ring of a few steps."""
+    source = EngineSource(max_rows=40)
     with closing(source.engine):
         yield source
 
@@ -209,18 +220,63 @@ def test_an_address_that_names_nothing_opens_the_request_at_its_beginning(runnin
     assert page.stepper.view == "picture"
 
 
-def test_the_readers_token_stays_when_the_first_ones_leave_the_recent_past(running):
-    running.step(8)
-    page = visit(running, act("request", "1"))
+def test_a_ring_that_evicts_takes_nothing_from_the_request_that_is_read(forgetful):
+    forgetful.step(2)
+    page = visit(forgetful, act("write", {"text": "Der Server ist"}), lambda _: forgetful.step(3))
     page.stepper.token = 4
-    held = json.loads(page.stepper.state)["tokens"][4]
-    shorter = json.loads(page.stepper.state)
-    shorter["tokens"] = shorter["tokens"][3:]
-    page.recent.value = replace(page.recent.value, state=shorter)
-    page.recent.count += 1
-    page.tick(anyway=True)
-    assert page.stepper.token == 1
-    assert json.loads(page.stepper.state)["tokens"][1]["position"] == held["position"]
+    shown, before = page.shown, json.loads(page.stepper.state)["tokens"]
+    assert before[4]["position"] == 4 and before[0]["position"] == 0
+    for _ in range(12):
+        forgetful.step(2)
+        page.recent.refresh(now=True)
+        page.tick(anyway=True)
+    columns = forgetful.window().columns
+    ring = columns["rows/positions"][columns["rows/request_ids"] == shown]
+    assert len(ring) and ring.min() > 4, "the ring has forgotten the prompt and the reader's token"
+    state = json.loads(page.stepper.state)
+    assert state["tokens"][: len(before)] == before, "full records and where the prompt ended too"
+    assert all(layer["full"] for layer in before[0]["layers"])
+    assert [token["position"] for token in state["tokens"]] == list(range(ring.max() + 1))
+    assert all(token["generated"] for token in state["tokens"][len(before) :])
+    assert state["request"]["label"] == "yours"
+    assert (page.shown, page.stepper.token) == (shown, 4)
+
+
+def held_and_read(running: EngineSource) -> tuple[Any, Any]:
+    running.step(8)
+    held = stepper_state(running.window(), 1)
+    return held, json.loads(json.dumps(held))
+
+
+def test_a_better_row_of_a_held_token_replaces_it_and_a_worse_one_does_not(running):
+    held, read = held_and_read(running)
+    read["tokens"][2].update(cause="recomputed", runs=3, step=99)
+    assert grown(held, read)["tokens"][2] == {**held["tokens"][2], "runs": 3}
+    assert grown(read, held)["tokens"][2] == {**held["tokens"][2], "runs": 3}
+    read["tokens"][2] = {**held["tokens"][2], "step": 99}
+    read["tokens"][2]["layers"] = [{**la, "full": {}} for la in held["tokens"][2]["layers"]]
+    assert grown(held, read)["tokens"][2] == read["tokens"][2]
+    assert grown(read, held)["tokens"][2] == read["tokens"][2]
+
+
+def test_another_request_under_the_same_number_is_not_mixed_with_the_one_held(running):
+    held, read = held_and_read(running)
+    assert grown(held, read) == held
+    read["tokens"] = read["tokens"][1:]
+    assert grown(held, read) == held
+    read["tokens"][1]["id"] += 1
+    assert grown(held, read) == read
+
+
+def test_a_request_longer_than_the_stepper_shows_is_cut_at_its_end_and_says_so(running):
+    held, read = held_and_read(running)
+    last = held["tokens"][-1]
+    more = [{**last, "position": n} for n in range(last["position"] + 1, 2 * MAX_TOKENS)]
+    read["tokens"] = more
+    state = grown(held, read)
+    assert [token["position"] for token in state["tokens"]] == list(range(MAX_TOKENS))
+    assert state["note"] == f"the first {MAX_TOKENS} tokens" and held["note"] == ""
+    assert grown(state, read) == state
 
 
 def test_a_request_that_is_not_there_any_more_is_told_from_one_that_is_not_there_yet(running):
