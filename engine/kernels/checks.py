@@ -7,6 +7,10 @@ paths that run on the host anyway. Called by the operations in this package.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,10 +25,31 @@ def describe(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def rank(name: str, tensor: Tensor, axes: str) -> None:
-    """Require as many dimensions as `axes`, such as ``T, D``, names."""
-    if tensor.dim() != len(axes.split(",")):
-        raise KernelError(f"{name} is {describe(tensor)} but must have the axes ({axes}).")
+def tensor(name: str, value: Any) -> None:
+    """Require a tensor, and a dense one."""
+    if not isinstance(value, Tensor):
+        raise KernelError(f"{name} is of type {type(value).__name__} but must be a torch tensor.")
+    if value.layout is not torch.strided:
+        raise KernelError(
+            f"{name} {describe(value)} has the layout {value.layout} but must be dense; call "
+            f".to_dense() first."
+        )
+
+
+def has_values(name: str, tensor: Tensor) -> None:
+    """Require a tensor that lies somewhere, not on `meta`."""
+    if tensor.is_meta:
+        raise KernelError(
+            f"{name} {describe(tensor)} lies on meta, where nothing has values; move it to a "
+            f"device first."
+        )
+
+
+def rank(name: str, value: Tensor, axes: str) -> None:
+    """Require a dense tensor with as many dimensions as `axes`, such as ``T, D``, names."""
+    tensor(name, value)
+    if value.dim() != len(axes.split(",")):
+        raise KernelError(f"{name} is {describe(value)} but must have the axes ({axes}).")
 
 
 def one_of(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -38,6 +63,22 @@ def shape(name: str, tensor: Tensor, wanted: tuple[int, ...], because: str) -> N
     """Require exactly this shape; `because` names what it has to fit."""
     if tuple(tensor.shape) != wanted:
         raise KernelError(f"{name} is {describe(tensor)} but must be {wanted} to fit {because}.")
+
+
+def memory(
+    name: str, tensor: Tensor, size: tuple[int, ...], dtype: torch.dtype, because: str
+) -> None:
+    """Require what a kernel addresses unseen: exactly this shape and format, without gaps."""
+    if tuple(tensor.shape) != size or tensor.dtype != dtype:
+        wanted = f"{size} {str(dtype).removeprefix('torch.')}"
+        raise KernelError(f"{name} is {describe(tensor)} but must be {wanted} to fit {because}.")
+    contiguous(name, tensor)
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Require a count of `least` or more."""
+    if value < least:
+        raise KernelError(f"{name} ({value}) must be {least} or more.")
 
 
 def same_device(**tensors: Tensor | None) -> None:
@@ -86,7 +127,9 @@ def ids_in_range(name: str, ids_TK: Tensor, num_experts: int) -> None:
 
 
 def finite(name: str, tensor: Tensor) -> None:
-    """Require that no value is NaN or infinite; reads the values."""
+    """Require that no value is NaN or infinite; reads the values, once where all is well."""
+    if math.isfinite(tensor.sum(dtype=torch.float32).item()):
+        return
     wrong = tensor.numel() - int(torch.isfinite(tensor.float()).sum())
     if wrong:
         raise KernelError(
@@ -112,10 +155,11 @@ def block_sizes(block_rows: int, format_rows: int) -> None:
         )
 
 
-def experts(gate_up: Tensor, down: Tensor) -> None:
-    """Require gate_up (E, 2F, D) and down (E, D, F) of one format on one device."""
+def experts(gate_up: Tensor, down: Tensor, *, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    """Require gate_up (E, 2F, D) and down (E, D, F) of one of these formats on one device."""
     rank("gate_up", gate_up, "E, 2F, D")
     rank("down", down, "E, D, F")
+    one_of("gate_up", gate_up, dtypes)
     num_experts, double, width = gate_up.shape
     if double % 2:
         raise KernelError(f"gate_up is {describe(gate_up)} but its second axis, 2F, must be even.")
@@ -136,6 +180,60 @@ def rows(name: str, x: Tensor, gate_up: Tensor) -> None:
             f"{gate_up.shape[2]}."
         )
     same_device(**{name: x, "gate_up": gate_up})
+
+
+def groups(rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_up: Tensor) -> None:
+    """Require rows (R, D) in the format of `gate_up`, counts that sum to R, and experts 0 to E - 1.
+
+    All that fits costs a few comparisons; what is wrong is looked for only when something is.
+    """
+    num_experts, _, width = gate_up.shape
+    try:
+        fits = (
+            rows_RD.shape == (sum(counts), width)
+            and rows_RD.dtype == gate_up.dtype
+            and rows_RD.device == gate_up.device
+            and len(counts) == len(experts)
+            and min(counts, default=0) >= 0
+            and min(experts, default=0) >= 0
+            and max(experts, default=0) < num_experts
+            and isinstance(sum(counts) + sum(experts), int)
+            and not (rows_RD.is_meta or rows_RD.is_sparse)
+        )
+    except (TypeError, AttributeError):  # no tensor, or no whole numbers
+        fits = False
+    if not fits:
+        _refuse_groups(rows_RD, counts, experts, gate_up)
+
+
+def _refuse_groups(
+    rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_up: Tensor
+) -> None:
+    """Raise the first thing that `groups` found wrong."""
+    rows("rows_RD", rows_RD, gate_up)
+    has_values("gate_up", gate_up)
+    if rows_RD.dtype != gate_up.dtype:
+        raise KernelError(
+            f"rows_RD is {describe(rows_RD)} but must have the format of gate_up "
+            f"{describe(gate_up)}."
+        )
+    for name, numbers in (("counts", counts), ("experts", experts)):
+        if not isinstance(numbers, Sequence) or not all(isinstance(n, int) for n in numbers):
+            raise KernelError(f"{name} ({numbers!r}) must be a list of whole numbers.")
+    if len(counts) != len(experts):
+        raise KernelError(
+            f"counts has {len(counts)} groups but experts {len(experts)}; name one expert a group."
+        )
+    if min(counts, default=0) < 0 or sum(counts) != rows_RD.shape[0]:
+        raise KernelError(
+            f"counts sum to {sum(counts)}, the least is {min(counts, default=0)}, but must be at "
+            f"least 0 and sum to the rows of rows_RD {describe(rows_RD)}."
+        )
+    wrong = [expert for expert in experts if not 0 <= expert < gate_up.shape[0]]
+    raise KernelError(
+        f"experts holds {wrong[0]} but gate_up {describe(gate_up)} allows 0 to "
+        f"{gate_up.shape[0] - 1}."
+    )
 
 
 def routing(ids_TK: Tensor, weights_TK: Tensor, num_tokens: int) -> None:

@@ -8,7 +8,8 @@
 
 All loop over the experts that have rows: two products for each, nothing else in Python. The shapes
 that oneDNN sees are few, because it compiles a kernel of about a millisecond for each new one.
-Called by `engine.model.moe` through the registry.
+What the functions take and refuse is what `grouped_gemm.grouped_mlp` does. Called by
+`engine.model.moe` through the registry.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import onednn
+from engine.kernels import checks, onednn
 from engine.kernels.dense import by_columns
 from engine.kernels.experts import ExpertWeights, Matrix, Prepared
 from engine.kernels.grouped_gemm import mlp
@@ -49,6 +50,7 @@ def columns_mlp(
 
     All groups' products go into one array, so that SiLU and product run once.
     """
+    checks.groups(rows_RD, counts, experts, weights.gate_up)
     groups = [(n, weights.of(e)) for n, e in zip(counts, experts, strict=True) if n]
     out_RD = torch.empty_like(rows_RD, memory_format=torch.contiguous_format)
     if not groups:
@@ -68,7 +70,12 @@ def columns_mlp(
 
 
 def prepare_packed(gate_up: Tensor, down: Tensor) -> Prepared:
-    """Copy each matrix into oneDNN's blocked layout."""
+    """Copy each matrix into oneDNN's blocked layout.
+
+    Raises:
+        KernelError: the weights are neither fp32 nor bf16.
+    """
+    checks.one_of("gate_up", gate_up, (torch.float32, torch.bfloat16))
     return [(_pack(up), _pack(out)) for up, out in zip(gate_up.data, down.data, strict=True)]
 
 
@@ -79,6 +86,7 @@ def packed_mlp(
 
     Groups of few fp32 rows read the weights as they are, which is faster then.
     """
+    checks.groups(rows_RD, counts, experts, weights.gate_up)
     rows_RD = rows_RD.contiguous()
     few = FEW_ROWS if rows_RD.dtype == torch.float32 else 0
     outputs = []
@@ -94,11 +102,7 @@ def packed_mlp(
 
 
 def prepare_int8(gate_up: Tensor, down: Tensor) -> Prepared:
-    """Quantise each matrix with one scale an output channel, and pack its values for oneDNN.
-
-    Raises:
-        KernelError: a weight is NaN or infinite.
-    """
+    """Quantise each matrix with one scale an output channel, and pack its values for oneDNN."""
     quantised = quantise_experts(gate_up.data, down.data, "int8")
     return [
         (_pack_int8(*up), _pack_int8(*out))
@@ -118,6 +122,7 @@ def int8_mlp(
     Rows are quantised as they come, once before each product; sums are int32, everything between
     the products fp32. A row that is not finite comes out not finite.
     """
+    checks.groups(rows_RD, counts, experts, weights.gate_up)
     num_rows = rows_RD.shape[0]
     if num_rows == 1:  # oneDNN compiles its kernel for one row again at every call
         return int8_mlp(rows_RD.expand(2, -1), [2 * n for n in counts], experts, weights)[:1]

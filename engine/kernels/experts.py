@@ -34,7 +34,11 @@ Prepare = Callable[[Tensor, Tensor], Prepared]
 
 @dataclass(slots=True)
 class ExpertWeights:
-    """The one owner of E experts' weights and of everything made from them."""
+    """The one owner of E experts' weights and of everything made from them.
+
+    Raises:
+        KernelError: the two stacks do not fit each other. Values are looked at by `refresh`.
+    """
 
     gate_up: Tensor
     """(E, 2F, D), gate rows before up rows; the parameter itself, not a copy."""
@@ -45,13 +49,23 @@ class ExpertWeights:
     prepared: Prepared | None = field(default=None, init=False)
     """What `prepare` made last; None before the first `refresh`."""
 
+    def __post_init__(self) -> None:
+        checks.experts(self.gate_up, self.down)
+
     def refresh(self) -> None:
         """Make everything again from the weights; call it whenever they have changed.
 
+        Reads every weight once, which is the only time that its value is looked at: no kernel
+        checks it again.
+
         Raises:
-            KernelError: the two stacks do not fit each other, or cannot be quantised.
+            KernelError: the two stacks do not fit each other, lie on meta, or hold a NaN or an
+                infinity.
         """
         checks.experts(self.gate_up, self.down)
+        for name, stack in (("gate_up", self.gate_up), ("down", self.down)):
+            checks.has_values(name, stack)
+            checks.finite(name, stack)
         self.prepared = None
         if self.prepare is not None:
             self.prepared = self.prepare(self.gate_up, self.down)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import checks
 from engine.kernels.experts import ExpertWeights
 
 
@@ -21,15 +22,19 @@ def grouped_mlp(
     """Run every group of rows through its expert's SwiGLU: ``down(silu(gate) * up)``.
 
     Args:
-        rows_RD: (R, D) rows ordered by group; R may be 0.
+        rows_RD: (R, D) rows ordered by group, in the weights' format; R may be 0.
         counts: rows of each group; they sum to R. Groups without rows launch nothing.
-        experts: for each group the index of its weights, so that two replicas of one expert share
-            them.
+        experts: for each group the index of its weights, 0 to E - 1, so that two replicas of one
+            expert share them.
         weights: of all E experts.
 
     Returns:
         (R, D) in the format of `rows_RD`.
+
+    Raises:
+        KernelError: rows, counts, experts and weights do not fit one another.
     """
+    checks.groups(rows_RD, counts, experts, weights.gate_up)
     out_RD = torch.empty_like(rows_RD)
     start = 0
     for count, expert in zip(counts, experts, strict=True):

@@ -6,15 +6,14 @@ a few ids cost a third of torch's. Called by the dispatchers in `engine.exchange
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import KernelError
 from engine.kernels import checks
-
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Permutation(NamedTuple):
@@ -36,18 +35,22 @@ def permute(phy_ids_TK: Tensor, num_physical: int) -> Permutation:
 
     Args:
         phy_ids_TK: (T, K) int64, ids 0..num_physical-1 or -1 for "no expert", which is skipped.
-        num_physical: P.
+        num_physical: P, at least 1.
 
     Raises:
-        KernelError: an id is out of range, or the ids are no matrix of integers.
+        KernelError: an id is out of range, the ids are no matrix of integers or have no values, or
+            P is no whole number above 0.
     """
     checks.ids_matrix("phy_ids_TK", phy_ids_TK)
+    checks.has_values("phy_ids_TK", phy_ids_TK)
+    if type(num_physical) is not int or num_physical < 1:
+        raise KernelError(f"num_physical ({num_physical!r}) must be a whole number above 0.")
     ids_N = phy_ids_TK.reshape(-1).cpu().numpy()
     order_N = ids_N.argsort(kind="stable")
-    counts = _counts(ids_N, num_physical)
-    if counts is None:
+    # Before anything is sized by the largest id.
+    if len(ids_N) and not -1 <= ids_N[order_N[0]] <= ids_N[order_N[-1]] < num_physical:
         checks.ids_in_range("phy_ids_TK", phy_ids_TK, num_physical)
-        raise AssertionError("ids are in range after all")
+    counts: list[int] = np.bincount(ids_N + 1, minlength=num_physical + 1).tolist()
     skipped, num_rows = counts[0], len(ids_N) - counts[0]
     row_of_N = np.empty_like(order_N)
     row_of_N[order_N] = np.arange(-skipped, num_rows)
@@ -56,12 +59,3 @@ def permute(phy_ids_TK: Tensor, num_physical: int) -> Permutation:
     device = phy_ids_TK.device
     source, row_of = torch.from_numpy(source_R), torch.from_numpy(row_of_N)
     return Permutation(source.to(device), row_of.to(device), counts[1:])
-
-
-def _counts(ids_N: Int64, num_physical: int) -> list[int] | None:
-    """Return how many ids are -1, 0, 1, … P - 1; None if one is none of these."""
-    try:
-        counts: list[int] = np.bincount(ids_N + 1, minlength=num_physical + 1).tolist()
-    except ValueError:  # an id below -1
-        return None
-    return counts if len(counts) == num_physical + 1 else None

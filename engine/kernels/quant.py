@@ -69,17 +69,18 @@ def quantise_rows(x_RD: Tensor, name: str) -> tuple[Tensor, Tensor]:
     zeros and a scale that is not finite: what is computed from it is NaN, never a plausible number.
 
     Args:
-        x_RD: (R, D) fp32, bf16 or fp16; R may be 0.
+        x_RD: (R, D) fp32, bf16 or fp16; R may be 0, D not.
         name: `int8` or `e4m3`.
 
     Returns:
         values (R, D) and scales (R,) fp32.
 
     Raises:
-        KernelError: `x_RD` is no matrix of floats, or there is no such format.
+        KernelError: `x_RD` is no matrix of floats or has no columns, or there is no such format.
     """
     checks.rank("x_RD", x_RD, "R, D")
     checks.one_of("x_RD", x_RD, checks.FLOATS)
+    _check_width("x_RD", x_RD)
     largest = _largest(name)
     wide_RD = x_RD.float()
     scales_R = (wide_RD.abs().amax(-1) / largest).clamp_min(SMALLEST_SCALE)
@@ -94,9 +95,13 @@ def quantise_weights(weights_EOI: Tensor, name: str) -> QuantisedWeights:
     """Write a stack of matrices (E, O, I) with one scale for each output channel.
 
     Raises:
-        KernelError: a weight is NaN or infinite, or there is no such format.
+        KernelError: `weights_EOI` is no stack of floats or has no columns, a weight is NaN or
+            infinite, or there is no such format.
     """
     checks.rank("weights_EOI", weights_EOI, "E, O, I")
+    checks.one_of("weights_EOI", weights_EOI, checks.FLOATS)
+    _check_width("weights_EOI", weights_EOI)
+    checks.has_values("weights_EOI", weights_EOI)
     checks.finite("weights_EOI", weights_EOI)
     values, scales = quantise_rows(weights_EOI.reshape(-1, weights_EOI.shape[2]), name)
     num_experts, channels, _ = weights_EOI.shape
@@ -113,7 +118,14 @@ def quantise_experts(gate_up: Tensor, down: Tensor, name: str) -> QuantisedExper
     return QuantisedExperts(quantise_weights(gate_up, name), quantise_weights(down, name))
 
 
+def _check_width(name: str, x: Tensor) -> None:
+    if x.shape[-1] < 1:
+        raise KernelError(
+            f"{name} is {checks.describe(x)} but its last axis must hold at least one value."
+        )
+
+
 def _largest(name: str) -> float:
-    if name not in LARGEST:
+    if not isinstance(name, str) or name not in LARGEST:
         raise KernelError(f"format ({name!r}) must be one of {', '.join(LARGEST)}.")
     return LARGEST[name]

@@ -22,6 +22,8 @@ from engine.errors import ConfigError
 
 SCORES = ("softmax", "sigmoid", "sqrt_softplus", "sparsemixer")
 GROUP_SCORES = ("max", "top2_sum")
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""Of fp32, in which the numbers are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +80,17 @@ class RouterConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{name} ({value!r}) must be a number.")
-            if not math.isfinite(value) or value < low:
+            if not low <= value < math.inf or value == -math.inf:
                 least = " and at least 0" if low == 0 else ""
                 raise ConfigError(f"{name} ({value}) must be finite{least}.")
+            if abs(value) > _LARGEST:
+                raise ConfigError(f"{name} ({value}) must be at most {_LARGEST:.4g}, as in fp32.")
+        for name in ("renormalise", "logit_bias", "selection_bias"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} ({value!r}) must be True or False.")
+        if not isinstance(self.groups, GroupLimit | None):
+            raise ConfigError(f"groups ({self.groups!r}) must be a GroupLimit or None.")
         if self.score == "sparsemixer" and self.top_k != 2:
             raise ConfigError(f"top_k ({self.top_k}) must be 2 for sparsemixer.")
         if self.score == "sparsemixer" and (

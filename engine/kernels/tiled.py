@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels import checks
 from engine.kernels.attention import AttentionPlan, Segment
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.router import RouterConfig
@@ -69,9 +70,9 @@ def topk(
 ) -> Selection:
     """Choose experts as `topk.route` does, tile by tile."""
     check_logits(logits_TE, router, logit_bias_E, selection_bias_E, preferred_E, banned_E)
-    clean_TE, bad_rows = clean(logits_TE, logit_bias_E)
+    clean_TE, lift_E, bad_rows = clean(logits_TE, logit_bias_E, selection_bias_E)
     parts = [
-        select(tile, router, selection_bias_E, preferred_E, banned_E, explain)
+        select(tile, router, lift_E, preferred_E, banned_E, explain)
         for tile in _tiles(clean_TE) or (clean_TE,)
     ]
     return joined(parts, slice(logits_TE.shape[0]))._replace(bad_rows=bad_rows)
@@ -91,6 +92,7 @@ def grouped_mlp(
     rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], weights: ExpertWeights
 ) -> Tensor:
     """Run each group through its expert as `grouped_gemm.grouped_mlp` does, tile by tile."""
+    checks.groups(rows_RD, counts, experts, weights.gate_up)
     out_RD = torch.empty_like(rows_RD)
     start = 0
     for count, expert in zip(counts, experts, strict=True):

@@ -59,7 +59,8 @@ def route(
     Logits ``[2, 1, 0, -1]`` with K = 2 and softmax give weights 0.6439 and 0.2369, 0.7311 and
     0.2689 when renormalised, 1.6098 and 0.5922 with scale 2.5 instead. A NaN logit is read as the
     lowest finite number, an infinite one as the largest of its sign; such rows are counted and
-    still get K distinct experts and finite weights.
+    still get K distinct experts and finite weights. A selection bias that is not finite is read the
+    same way and makes every row bad.
 
     Args:
         logits_TE: (T, E) fp32, bf16 or fp16, widened before anything else; T may be 0.
@@ -68,32 +69,49 @@ def route(
         selection_bias_E: (E,) fp32 where `router.selection_bias`, else None.
         preferred_E: (E,) bool; these go before all others, by score among themselves, whatever
             their group. Their weights stay their own scores.
-        banned_E: (E,) bool; these score 0 and come last. One expert at least must be left.
+        banned_E: (E,) bool; these score 0 and come last, so where fewer than K are left some of the
+            chosen are banned and weigh 0. One expert at least must be left.
         explain: whether the runner-up and the scores are wanted; without them it is cheaper.
 
     Raises:
         ConfigError: K or the groups do not fit E.
-        KernelError: an argument has the wrong shape, format or device.
+        KernelError: an argument has the wrong shape, format or device, or all experts are banned
+            (on a GPU that is not looked at, for it would wait for the device).
 
     Source: the papers at the class methods of `RouterConfig`.
     """
     check_logits(logits_TE, router, logit_bias_E, selection_bias_E, preferred_E, banned_E)
-    clean_TE, bad_rows = clean(logits_TE, logit_bias_E)
-    chosen = select(clean_TE, router, selection_bias_E, preferred_E, banned_E, explain)
+    clean_TE, lift_E, bad_rows = clean(logits_TE, logit_bias_E, selection_bias_E)
+    chosen = select(clean_TE, router, lift_E, preferred_E, banned_E, explain)
     return chosen._replace(bad_rows=bad_rows)
 
 
-def clean(logits_TE: Tensor, logit_bias_E: Tensor | None) -> tuple[Tensor, int | Tensor]:
-    """Return fp32 logits with the bias added and all finite, and how many rows were not."""
+def clean(
+    logits_TE: Tensor, logit_bias_E: Tensor | None, selection_bias_E: Tensor | None
+) -> tuple[Tensor, Tensor | None, int | Tensor]:
+    """Make all finite.
+
+    Returns:
+        fp32 logits with their bias added, the selection bias, and how many rows were not finite,
+        all of them where the selection bias was not.
+    """
     logits_TE = logits_TE.float()
     if logit_bias_E is not None:
         logits_TE = logits_TE + logit_bias_E
     on_cpu = logits_TE.device.type == "cpu"
-    if on_cpu and math.isfinite(logits_TE.sum().item()):
-        return logits_TE, 0
-    bad_rows = (~torch.isfinite(logits_TE)).any(-1).sum()
-    clean_TE = logits_TE.nan_to_num(nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
-    return clean_TE, int(bad_rows) if on_cpu else bad_rows
+    parts = (logits_TE,) if selection_bias_E is None else (logits_TE, selection_bias_E)
+    if on_cpu and all(math.isfinite(part.sum().item()) for part in parts):
+        return logits_TE, selection_bias_E, 0
+    bad_T = (~torch.isfinite(logits_TE)).any(-1)
+    if selection_bias_E is not None:
+        bad_T = bad_T | ~torch.isfinite(selection_bias_E).all()
+        selection_bias_E = _finite(selection_bias_E)
+    bad_rows = bad_T.sum()
+    return _finite(logits_TE), selection_bias_E, int(bad_rows) if on_cpu else bad_rows
+
+
+def _finite(numbers: Tensor) -> Tensor:
+    return numbers.nan_to_num(nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
 
 
 def select(
@@ -144,7 +162,7 @@ def check_logits(
     preferred_E: Tensor | None,
     banned_E: Tensor | None,
 ) -> None:
-    """Raise what `route` raises for its arguments; asks only for shapes, formats and devices."""
+    """Raise what `route` raises for its arguments; on a GPU no value is asked for."""
     checks.rank("logits_TE", logits_TE, "T, E")
     checks.one_of("logits_TE", logits_TE, checks.FLOATS)
     router.check(logits_TE.shape[1])
@@ -159,15 +177,22 @@ def check_logits(
         ("banned_E", banned_E, torch.bool),
     ):
         if tensor_E is None or (
-            tensor_E.dtype == dtype
+            isinstance(tensor_E, Tensor)
+            and tensor_E.layout is torch.strided
+            and tensor_E.dtype == dtype
             and tensor_E.shape == logits_TE.shape[1:]
             and tensor_E.device == logits_TE.device
         ):
             continue
         fits = f"logits_TE {checks.describe(logits_TE)}"
+        checks.tensor(name, tensor_E)
         checks.one_of(name, tensor_E, (dtype,))
         checks.shape(name, tensor_E, (logits_TE.shape[1],), fits)
         checks.same_device(logits_TE=logits_TE, **{name: tensor_E})
+    if banned_E is not None and banned_E.device.type == "cpu" and bool(banned_E.all()):
+        raise KernelError(
+            f"banned_E {checks.describe(banned_E)} bans all experts; leave at least one."
+        )
 
 
 def _unasked(bias: str, wanted: bool) -> str:
@@ -234,7 +259,7 @@ def _sparsemixer(logits_TE: Tensor, topk_ids_T2: Tensor, jitter: float) -> Tenso
     """Return each chosen expert's share among the logits close to it that were not chosen before.
 
     Logits ``[1, 1, 0.99, 0]`` with jitter 0.01 give 1/3 nearly: three lie within 2 % of the best;
-    then 1/2 nearly, of the two left.
+    then 1/2 nearly, of the two left. A banned expert, chosen where no other is left, weighs 0.
     """
     weights = []
     for slot in range(2):
@@ -244,7 +269,8 @@ def _sparsemixer(logits_TE: Tensor, topk_ids_T2: Tensor, jitter: float) -> Tenso
         near_TE = logits_TE.masked_fill(far_TE, -math.inf)
         if slot:
             near_TE = near_TE.scatter(-1, topk_ids_T2[:, :1], -math.inf)
-        weights.append(torch.softmax(near_TE, dim=-1).gather(-1, chosen_T1))
+        share_T1 = torch.softmax(near_TE, dim=-1).gather(-1, chosen_T1)
+        weights.append(share_T1.where(best_T1 > -math.inf, 0.0))
     return torch.cat(weights, dim=-1)
 
 

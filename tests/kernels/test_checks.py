@@ -19,6 +19,10 @@ def test_what_fits_passes():
     checks.ids_in_range("ids", IDS, 4)
     checks.routing(IDS, torch.zeros(2, 2), 2)
     checks.finite("w", torch.zeros(3))
+    checks.finite("w", torch.full((3,), 3e38))
+    checks.tensor("w", torch.zeros(3))
+    checks.groups(torch.zeros(3, 8), [0, 3], [3, 3], GATE_UP)
+    checks.groups(torch.zeros(0, 8), [], [], GATE_UP)
     checks.top_k(4, 4)
     checks.block_sizes(64, 8)
     checks.same_device(a=IDS, b=None)
@@ -58,6 +62,21 @@ REFUSED = [
     (
         lambda: checks.same_device(x=IDS, weights=torch.zeros(1, device="meta")),
         "all arguments must lie on one device, but here: x on cpu, weights on meta.",
+    ),
+    (lambda: checks.tensor("x", [1.0]), "x is of type list but must be a torch tensor."),
+    (
+        lambda: checks.tensor("x", torch.eye(2).to_sparse()),
+        "x (2, 2) float32 has the layout torch.sparse_coo but must be dense; call .to_dense()",
+    ),
+    (
+        lambda: checks.has_values("x", torch.zeros(1, device="meta")),
+        "x (1,) float32 lies on meta, where nothing has values; move it to a device first.",
+    ),
+    (lambda: checks.experts(GATE_UP.long(), DOWN), "gate_up is (4, 12, 8) int64 but must be one"),
+    (
+        lambda: checks.groups(torch.zeros(3, 8), [1, 1], [0, 1], GATE_UP),
+        "counts sum to 2, the least is 1, but must be at least 0 and sum to the rows of rows_RD "
+        "(3, 8) float32.",
     ),
     (lambda: checks.finite("down", DOWN / 0), "down (4, 8, 6) float32 holds 192 values that are"),
 ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.errors import KernelError
-from engine.kernels import cpu_experts, onednn, reference
+from engine.kernels import cpu_experts, grouped_gemm, onednn, reference, tiled
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.permute import permute
 from tests.numerics import close
@@ -16,6 +16,7 @@ WAYS = {
     "packed": (cpu_experts.packed_mlp, cpu_experts.prepare_packed),
     "int8": (cpu_experts.int8_mlp, cpu_experts.prepare_int8),
 }
+ALL = WAYS | {"torch": (grouped_gemm.grouped_mlp, None), "tiled": (tiled.grouped_mlp, None)}
 INT8_ERROR = 0.04
 """Of an int8 result, RMS over that of the exact one: two products of 8-bit rows and weights."""
 
@@ -190,17 +191,96 @@ def test_columns_change_strides_but_neither_values_nor_shape():
     assert weights.gate_up.stride() != gate_up.stride()
 
 
-def test_weights_that_are_not_finite_are_refused_in_int8_with_a_sentence():
-    gate_up, down = stacks()
-    gate_up[1, 2, 3] = torch.nan
-    with pytest.raises(KernelError, match="weights_EOI .* holds 1 values that are NaN"):
-        ExpertWeights(gate_up, down, cpu_experts.prepare_int8).refresh()
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("way", ALL)
+def test_weights_that_are_not_finite_are_refused_when_they_are_refreshed(way, bad):
+    for which, name in enumerate(("gate_up", "down")):
+        pair = stacks()
+        weights = ExpertWeights(*pair, ALL[way][1])
+        weights.refresh()
+        pair[which][1, 2, 3] = bad
+        with pytest.raises(KernelError, match=f"^{name} .* holds 1 values that are NaN"):
+            weights.refresh()
 
 
-def test_stacks_that_do_not_fit_are_refused_with_both_shapes():
+def test_finite_weights_whose_sum_is_not_are_taken():
     gate_up, down = stacks()
-    with pytest.raises(KernelError, match=r"\(5, 64, 47\)"):
-        ExpertWeights(gate_up, down[..., 1:], cpu_experts.prepare_packed).refresh()
+    gate_up.fill_(3e38)
+    ExpertWeights(gate_up, down).refresh()
+
+
+@pytest.mark.parametrize("way", ALL)
+def test_stacks_that_do_not_fit_are_refused_before_any_kernel_sees_them(way):
+    gate_up, down = stacks()
+    for wrong, said in (
+        ((gate_up, down[..., 1:]), r"^down is \(5, 64, 47\) float32 but must be \(5, 64, 48\)"),
+        ((gate_up[:, 1:], down), r"^gate_up is \(5, 95, 64\) .* 2F, must be even"),
+        ((gate_up, down.bfloat16()), r"^down is .* bfloat16 but must have the format of gate_up"),
+        ((gate_up.long(), down.long()), r"^gate_up is .* int64 but must be one of float32"),
+        ((gate_up.double(), down.double()), r"^gate_up is .* float64 but must be one of float32"),
+        ((gate_up, down.to("meta")), "must lie on one device"),
+        ((gate_up.numpy(), down), "^gate_up is of type ndarray but must be a torch tensor"),
+        ((gate_up, None), "^down is of type NoneType but must be a torch tensor"),
+        ((gate_up.to_sparse(), down), "^gate_up .* has the layout torch.sparse_coo but must be"),
+    ):
+        with pytest.raises(KernelError, match=said):
+            ExpertWeights(*wrong, ALL[way][1])
+
+
+def test_the_packed_layout_refuses_fp16_and_every_layout_refuses_meta():
+    gate_up, down = stacks(dtype=torch.float16)
+    with pytest.raises(KernelError, match="float16 but must be one of float32, bfloat16"):
+        ExpertWeights(gate_up, down, cpu_experts.prepare_packed).refresh()
+    for _, prepare in ALL.values():
+        with pytest.raises(KernelError, match=r"^gate_up \(5, 96, 64\) .* lies on meta"):
+            ExpertWeights(gate_up.to("meta"), down.to("meta"), prepare).refresh()
+
+
+ROWS = torch.zeros(6, 64)
+MISFITS = [
+    (ROWS, [1, 1, 1, 1, 1], [0, 1, 2, 3, 4], r"^counts sum to 5, .* rows_RD \(6, 64\) float32"),
+    (ROWS, [2, 2, 2, 2, 2], [0, 1, 2, 3, 4], "^counts sum to 10"),
+    (ROWS, [7, -1, 0, 0, 0], [0, 1, 2, 3, 4], "^counts sum to 6, the least is -1, but must"),
+    (ROWS, [], [], "^counts sum to 0"),
+    (ROWS, [6], [0, 1], "^counts has 1 groups but experts 2"),
+    (ROWS, [6], [5], r"^experts holds 5 but gate_up \(5, 96, 64\) float32 allows 0 to 4"),
+    (ROWS, [3, 3], [0, -1], "^experts holds -1 but gate_up"),
+    (ROWS, [6, 0], [0, 9], "^experts holds 9 but gate_up"),
+    (ROWS, [6.0], [0], r"^counts \(\[6.0\]\) must be a list of whole numbers"),
+    (ROWS, [6], [0.0], "^experts .* must be a list of whole numbers"),
+    (ROWS, torch.tensor([6]), [0], "^counts .* must be a list of whole numbers"),
+    (ROWS, [6], None, "^experts .* must be a list of whole numbers"),
+    (ROWS.bfloat16(), [6], [0], r"^rows_RD is \(6, 64\) bfloat16 but must have the format of gate"),
+    (ROWS.half(), [6], [0], "^rows_RD is .* float16 but must have the format of gate_up"),
+    (ROWS.double(), [6], [0], "^rows_RD is .* float64 but must be one of float32"),
+    (ROWS.long(), [6], [0], "^rows_RD is .* int64 but must be one of float32"),
+    (ROWS[:, 1:], [6], [0], r"^rows_RD is \(6, 63\) .* gate_up \(5, 96, 64\) .* width 64"),
+    (ROWS[0], [64], [0], r"^rows_RD is \(64,\) float32 but must have the axes"),
+    (ROWS.to("meta"), [6], [0], "must lie on one device, but here: rows_RD on meta"),
+    (ROWS.to_sparse(), [6], [0], "^rows_RD .* has the layout torch.sparse_coo"),
+    (ROWS.numpy(), [6], [0], "^rows_RD is of type ndarray but must be a torch tensor"),
+]
+
+
+@pytest.mark.parametrize(("rows", "counts", "experts", "said"), MISFITS)
+@pytest.mark.parametrize("way", ALL)
+def test_rows_counts_and_experts_that_do_not_fit_are_refused_in_one_sentence(
+    way, rows, counts, experts, said
+):
+    fn, prepare = ALL[way]
+    with pytest.raises(KernelError, match=said) as caught:
+        fn(rows, counts, experts, ExpertWeights(*stacks(), prepare))
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ALL)
+def test_rows_for_weights_on_meta_are_refused_in_one_sentence(way):
+    fn, prepare = ALL[way]
+    weights = ExpertWeights(*(stack.to("meta") for stack in stacks()), prepare)
+    with pytest.raises(KernelError, match="one device, but here: rows_RD on cpu, gate_up on meta"):
+        fn(ROWS, [6], [0], weights)
+    with pytest.raises(KernelError, match="^gate_up .* lies on meta, where nothing has values"):
+        fn(ROWS.to("meta"), [6], [0], weights)
 
 
 def test_no_tokens_give_no_rows_in_every_way():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,6 +35,9 @@ def test_permutation_of_a_small_batch_is_that_of_the_docstring():
     [
         ([[0, 5]], r"phy_ids_TK \(1, 2\) int64 holds the id 5 but 5 experts allow 0 to 4"),
         ([[-2, 0]], "holds the id -2"),
+        ([[0, 3_000_000_000]], "holds the id 3000000000 but 5 experts"),
+        ([[0, 2**63 - 1]], "holds the id 9223372036854775807"),
+        ([[-(2**63), 0]], "holds the id -9223372036854775808"),
         ([0, 1], r"must have the axes \(T, K\)"),
         ([[0.0, 1.0]], "must be one of int64, int32"),
     ],
@@ -182,3 +186,66 @@ def test_products_and_sums_are_made_in_fp32_and_rounded_once():
     weights = torch.tensor([[1 + 2.0**-7, -(1 + 2.0**-6)]])
     small = combine(out, weights, torch.tensor([0, 1])).item()
     assert small == 2.0**-14, "products are not rounded to the rows' format"
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 2.0, True, None, "5"])
+def test_a_number_of_experts_that_is_no_positive_whole_number_is_refused(wrong):
+    with pytest.raises(KernelError, match=r"^num_physical \(.*\) must be a whole number above 0.$"):
+        permute(torch.tensor([[0, 0]]), wrong)
+
+
+def test_ids_that_have_no_values_or_are_no_tensor_are_refused():
+    for ids, said in (
+        (torch.zeros(2, 2, dtype=torch.int64, device="meta"), r"^phy_ids_TK \(2, 2\) .* on meta"),
+        ([[0, 1]], "^phy_ids_TK is of type list but must be a torch tensor"),
+        (None, "^phy_ids_TK is of type NoneType"),
+        (torch.tensor([[0, 1]]).to_sparse(), "has the layout torch.sparse_coo but must be dense"),
+    ):
+        with pytest.raises(KernelError, match=said):
+            permute(ids, 5)
+
+
+def test_a_huge_id_is_refused_before_anything_is_sized_by_it(monkeypatch):
+    def counted(*_, **__):
+        raise AssertionError("counts were made first")
+
+    monkeypatch.setattr(np, "bincount", counted)
+    with pytest.raises(KernelError, match="holds the id 3000000000"):
+        permute(torch.tensor([[3_000_000_000, 0]]), 5)
+
+
+def test_row_r_adds_nothing_however_many_rows_there_are():
+    out = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+    for num_rows in range(1, 5):
+        row_of = torch.tensor([num_rows, 0, num_rows, num_rows])
+        y = combine(out[:num_rows], torch.ones(2, 2), row_of)
+        assert y.tolist() == [[1.0], [0.0]]
+    assert combine(out[:0], torch.ones(1, 2), torch.tensor([0, 0])).tolist() == [[0.0]]
+
+
+OUT, WEIGHTS, ROW_OF = torch.zeros(4, 8), torch.zeros(2, 2), torch.tensor([0, 1, 2, 3])
+UNCOMBINED = [
+    (OUT, WEIGHTS, ROW_OF - 1, r"^row_of_N \(4,\) int64 holds the row -1 but out_RD \(4, 8\)"),
+    (OUT, WEIGHTS, ROW_OF + 2, r"^row_of_N \(4,\) int64 holds the row 5 .* allows 0 to 4.$"),
+    (OUT[:2], WEIGHTS, ROW_OF, "holds the row 3 .* allows 0 to 2"),
+    (OUT, WEIGHTS, ROW_OF.int(), r"^row_of_N is \(4,\) int32 but must be one of int64"),
+    (OUT, WEIGHTS, ROW_OF.float(), "^row_of_N is .* float32 but must be one of int64"),
+    (OUT, WEIGHTS, ROW_OF.view(2, 2), r"^row_of_N is \(2, 2\) int64 but must have the axes"),
+    (OUT, WEIGHTS, ROW_OF[1:], r"^row_of_N is \(3,\) .* must be \(4,\) to fit weights_TK \(2, 2\)"),
+    (OUT, WEIGHTS[:, :0], ROW_OF[:0], r"^weights_TK is \(2, 0\) float32 but K must be at least 1"),
+    (OUT, WEIGHTS[0], ROW_OF, "^weights_TK is .* must have the axes"),
+    (OUT, WEIGHTS.half(), ROW_OF, "^weights_TK is .* float16 but must be one of float32"),
+    (OUT.int(), WEIGHTS, ROW_OF, "^out_RD is .* int32 but must be one of float32, bfloat16"),
+    (OUT[0], WEIGHTS, ROW_OF, "^out_RD is .* must have the axes"),
+    (OUT.to("meta"), WEIGHTS, ROW_OF, "one device, but here: out_RD on meta, weights_TK on cpu"),
+    (OUT, WEIGHTS, ROW_OF.to("meta"), "one device, but here: .* row_of_N on meta"),
+    (OUT, WEIGHTS, ROW_OF.tolist(), "^row_of_N is of type list but must be a torch tensor"),
+    (None, WEIGHTS, ROW_OF, "^out_RD is of type NoneType"),
+]
+
+
+@pytest.mark.parametrize(("out", "weights", "row_of", "said"), UNCOMBINED)
+def test_what_combine_cannot_add_up_is_refused_in_one_sentence(out, weights, row_of, said):
+    with pytest.raises(KernelError, match=said) as caught:
+        combine(out, weights, row_of)
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)

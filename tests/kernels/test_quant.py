@@ -126,3 +126,42 @@ def test_what_cannot_be_quantised_is_named():
         quant.quantise_weights(broken, "int8")
     with pytest.raises(KernelError, match=r"down is \(2, 4, 3\) .* must be \(2, 4, 2\)"):
         quant.quantise_experts(torch.zeros(2, 4, 4), torch.zeros(2, 4, 3), "int8")
+
+
+@pytest.mark.parametrize("name", ["int8", "e4m3"])
+def test_rows_without_columns_are_refused_in_one_sentence(name):
+    with pytest.raises(KernelError, match=r"^x_RD is \(3, 0\) float32 but its last axis must hold"):
+        quant.quantise_rows(torch.zeros(3, 0), name)
+    with pytest.raises(KernelError, match=r"^weights_EOI is \(2, 3, 0\) float32 but its last axis"):
+        quant.quantise_weights(torch.zeros(2, 3, 0), name)
+
+
+@pytest.mark.parametrize("wrong", [None, 8, ["int8"], torch.int8])
+def test_a_format_that_is_no_name_is_refused(wrong):
+    with pytest.raises(KernelError, match=r"^format \(.*\) must be one of int8, e4m3.$"):
+        quant.quantise_rows(torch.zeros(2, 4), wrong)
+    with pytest.raises(KernelError, match="must be one of int8, e4m3.$"):
+        quant.quantise_weights(torch.zeros(2, 4, 4), wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([[1.0]], "is of type list but must be a torch tensor"),
+        (None, "is of type NoneType"),
+        (torch.zeros(2, 4).numpy(), "is of type ndarray"),
+        (torch.zeros(2, 4).to_sparse(), "has the layout torch.sparse_coo but must be dense"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused_in_one_sentence(wrong, said):
+    with pytest.raises(KernelError, match=f"^x_RD .*{said}"):
+        quant.quantise_rows(wrong, "int8")
+    with pytest.raises(KernelError, match=f"^weights_EOI .*{said}"):
+        quant.quantise_weights(wrong, "int8")
+
+
+def test_weights_of_whole_numbers_or_without_values_are_refused():
+    with pytest.raises(KernelError, match="^weights_EOI is .* int64 but must be one of float32"):
+        quant.quantise_weights(torch.zeros(1, 2, 2, dtype=torch.int64), "int8")
+    with pytest.raises(KernelError, match="^weights_EOI .* lies on meta"):
+        quant.quantise_weights(torch.zeros(1, 2, 2, device="meta"), "int8")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 
+from engine.errors import ConfigError, KernelError
 from engine.kernels import reference
 from engine.kernels.router import RouterConfig
 from engine.kernels.tiled import topk as tiled_topk
 from engine.kernels.topk import route
+from tests.kernels.router_inputs import KINDS
 from tests.numerics import close
 
 PATHS = (route, tiled_topk)
@@ -136,3 +139,97 @@ def test_scores_rank_the_runner_up_right_behind_the_chosen():
     chosen = route(logits, RouterConfig.softmax(2, renormalise=True))
     third = reference.topk_softmax(logits, 3, renormalise=False)[0][:, 2]
     assert torch.equal(chosen.ranked_ids_TJ[:, 2], third)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sparsemixer_with_one_expert_left_gives_it_all_the_weight(path):
+    logits = logits_of(40, 8)
+    banned = torch.ones(8, dtype=torch.bool)
+    banned[5] = False
+    chosen = path(logits, RouterConfig.phimoe(), banned_E=banned)
+    assert chosen.topk_ids_TK.tolist() == [[5, 0]] * 40
+    assert chosen.topk_weights_TK.tolist() == [[1.0, 0.0]] * 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", PATHS)
+def test_weights_stay_finite_where_fewer_than_k_experts_are_left(path, kind):
+    router = KINDS[kind](2, 8)
+    biases = {}
+    for name in ("logit_bias", "selection_bias"):
+        if getattr(router, name):
+            biases[f"{name}_E"] = torch.zeros(8)
+    banned = torch.ones(8, dtype=torch.bool)
+    banned[5] = False
+    chosen = path(logits_of(9, 8), router, **biases, banned_E=banned)
+    assert chosen.topk_ids_TK[:, 0].tolist() == [5] * 9
+    assert chosen.topk_weights_TK.isfinite().all()
+    assert (chosen.topk_weights_TK[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_ban_of_all_experts_is_refused_in_one_sentence(path, tokens):
+    for router in (RouterConfig.phimoe(), RouterConfig.softmax(2, renormalise=True)):
+        with pytest.raises(KernelError, match=r"^banned_E \(8,\) bool bans all experts; leave at"):
+            path(logits_of(tokens, 8), router, banned_E=torch.ones(8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_selection_bias_that_is_not_finite_makes_every_row_bad(path, bad):
+    logits = logits_of(20, 8)
+    bias = torch.zeros(8)
+    bias[3] = bad
+    for router in (
+        RouterConfig.deepseek_v3(2),
+        RouterConfig.deepseek_v3(2, num_groups=4, keep=2),
+        RouterConfig.deepseek_v4(2),
+    ):
+        chosen = path(logits, router, selection_bias_E=bias)
+        assert chosen.bad_rows == 20
+        assert chosen.topk_weights_TK.isfinite().all()
+        assert (chosen.topk_ids_TK == 3).any(-1).tolist() == [bad == math.inf] * 20
+        assert path(logits, router, selection_bias_E=torch.zeros(8)).bad_rows == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_large_finite_selection_bias_makes_no_row_bad(path):
+    bias = torch.full((8,), 3e38)
+    assert path(logits_of(5, 8), RouterConfig.deepseek_v3(2), selection_bias_E=bias).bad_rows == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_logits_and_masks_that_are_no_dense_tensors_are_refused(path):
+    logits, router = logits_of(3, 8), RouterConfig.softmax(2, renormalise=True)
+    for wrong, said in (
+        (lambda: path(logits.numpy(), router), "^logits_TE is of type ndarray"),
+        (lambda: path(None, router), "^logits_TE is of type NoneType"),
+        (lambda: path(logits.to_sparse(), router), "^logits_TE .* layout torch.sparse_coo"),
+        (lambda: path(logits, router, banned_E=[True] * 8), "^banned_E is of type list"),
+        (
+            lambda: path(logits, router, preferred_E=torch.ones(8).bool().to_sparse()),
+            "^preferred_E .* layout torch.sparse_coo",
+        ),
+    ):
+        with pytest.raises(KernelError, match=said):
+            wrong()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"renormalise": 1}, r"renormalise \(1\) must be True or False."),
+        ({"logit_bias": torch.zeros(8)}, "logit_bias .* must be True or False."),
+        ({"selection_bias": None}, r"selection_bias \(None\) must be True or False."),
+        ({"groups": 4}, r"groups \(4\) must be a GroupLimit or None."),
+        ({"scale": math.nan}, r"scale \(nan\) must be finite."),
+        ({"scale": -math.inf}, r"scale \(-inf\) must be finite."),
+        ({"scale": 1e300}, r"scale \(1e\+300\) must be at most 3.403e\+38, as in fp32."),
+        ({"eps": 10**400}, "must be at most"),
+        ({"jitter": math.inf}, r"jitter \(inf\) must be finite and at least 0."),
+    ],
+)
+def test_a_router_with_options_of_the_wrong_kind_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        RouterConfig(top_k=2, **options)
