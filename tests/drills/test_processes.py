@@ -16,6 +16,7 @@ import pytest
 
 from engine.errors import ConfigError, MachineError, RequestError
 from workbench import drills, paths
+from workbench.cli import main
 from workbench.drills.client import READY_S, clean
 from workbench.drills.files import find
 from workbench.drills.opening import fresh_hashes
@@ -236,12 +237,64 @@ def test_what_a_dead_drill_left_is_cleared_and_a_running_one_is_not(tmp_path):
     assert store.read("a")[1]["ended"]
 
 
-def test_half_a_state_file_is_read_as_none(tmp_path):
-    store = Store.at(tmp_path)
-    (tmp_path / "current.json").write_text('{"drill": "hot')
-    assert store.current() is None and drills.reset(tmp_path)["found"] is None
+DAMAGED = {
+    "half a file": '{"drill": "hot',
+    "nothing in it": "{}",
+    "a list": "[]",
+    "a drill that is gone": '{"drill": "no-such-drill", "journal": "a"}',
+    "a journal elsewhere": '{"drill": "hot-expert", "journal": "../../evil"}',
+    "a drill that is a number": '{"drill": 5, "journal": "a"}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_state_is_set_aside_by_reset_and_said(tmp_path, capfd, content):
+    folder = tmp_path / "one" / "two"
+    store = Store.at(folder)
+    folder.mkdir(parents=True)
+    (folder / "current.json").write_text(content)
+    assert store.current() is None and store.damaged
+    with pytest.raises(MachineError, match="no drill is running"):
+        drills.attach(folder)
+    assert main(["drill", "reset", "--state", str(folder)]) == 1
+    (aside,) = folder.glob("current.json.damaged-*")
+    assert aside.read_text() == content and str(aside) in capfd.readouterr().out
+    assert drills.reset(folder) == NOTHING and not store.damaged
+    assert not list(tmp_path.rglob("evil*"))
     with pytest.raises(MachineError, match="no journal"):
         store.read()
+    with pytest.raises(ConfigError, match="plain file name"):
+        store.save("../../evil", {})
+
+
+def test_a_damaged_state_does_not_stop_the_next_drill(tmp_path):
+    store = Store.at(tmp_path)
+    (tmp_path / "current.json").write_text("{}")
+    assert clean(store) and not clean(store)
+
+
+def test_a_damaged_state_of_a_running_drill_says_how_to_end_it(tmp_path):
+    store = Store.at(tmp_path)
+    with store.locked():
+        for content in ("{}", '{"drill": "hot-expert", "journal": "a", "address": 5}'):
+            (tmp_path / "current.json").write_text(content)
+            with pytest.raises(MachineError, match="Ctrl-C in its own terminal"):
+                drills.attach(tmp_path)
+        (tmp_path / "current.json").write_text("{}")
+        with pytest.raises(MachineError, match="Ctrl-C in its own terminal"):
+            drills.reset(tmp_path)
+        assert (tmp_path / "current.json").exists()
+
+
+def test_what_a_drill_left_without_hashes_is_cleared_unproven(tmp_path):
+    store = Store.at(tmp_path)
+    store.announce({"drill": "hot-expert", "journal": "a"})
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals" / "a.json").write_text("[]")
+    done = drills.reset(tmp_path)
+    assert done["found"] == "hot-expert" and done["proof"] is None
+    assert list((tmp_path / "journals").glob("a.json.damaged-*"))
+    assert drills.reset(tmp_path) == NOTHING
 
 
 def test_bad_requests_are_refused_before_a_process_is_started(tmp_path):

@@ -89,3 +89,26 @@ def test_report_writes_the_newest_journal_as_a_page(capfd, tmp_path, journal):
     assert journal["briefing"]["title"] in out.read_text("utf-8")
     assert main(["drill", "report", "old", "--state", str(tmp_path), "--json"]) == 0
     assert '"old"' in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"briefing": {}}', '{"briefing": 1}', "{"])
+def test_a_damaged_journal_is_called_so(capfd, tmp_path, content):
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals" / "a.json").write_text(content)
+    assert main(["drill", "report", "--state", str(tmp_path)]) == 1
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "a.json is damaged" in said.err
+
+
+def test_a_place_that_cannot_be_written_or_read_is_named_with_its_option(capfd, tmp_path, journal):
+    Store.at(tmp_path / "state").save("a", journal)
+    words = ["drill", "report", "--state", str(tmp_path / "state"), "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert f"--out ({tmp_path}) cannot be written" in capfd.readouterr().err
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below"):
+        for command in (["check"], ["reset"], ["run", "hot-expert"]):
+            assert main(["drill", *command, "--state", str(place)]) in (1, 2)
+            said = capfd.readouterr()
+            assert said.out == "" and said.err.count("\n") == 1 and "--state" in said.err

@@ -168,6 +168,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a drill's journal as one HTML page that needs nothing else."""
+    from engine.errors import ConfigError, MachineError
     from workbench.drills.report import page
     from workbench.drills.store import Store
 
@@ -176,7 +177,14 @@ def report(
         print_json(content)
         return
     target = out or path.with_suffix(".html")
-    target.write_text(page(content), encoding="utf-8")
+    try:
+        html = page(content).encode("utf-8")
+    except (LookupError, TypeError, AttributeError, ValueError):  # whatever is not as we write it
+        raise MachineError(f"{path} is damaged: it lacks what a report shows.") from None
+    try:
+        target.write_bytes(html)
+    except OSError as wrong:
+        raise ConfigError(f"--out ({target}) cannot be written: {wrong.strerror}.") from None
     print(target)
 
 
@@ -222,11 +230,15 @@ def _run(
     """Hold the drill's process until it ends or a signal asks; return its result."""
     from engine.errors import MachineError
     from workbench.drills import start
+    from workbench.drills.store import Store
     from workbench.drills.words import briefing_text
     from workbench.lifecycle import Ended, ending_signals
 
+    store = Store.at(state)
     with ending_signals():
         try:
+            if not store.busy and (aside := store.set_aside()):
+                say(f"what an earlier drill left was damaged and has been set aside as {aside}")
             say("starting the engine and taking the steady state; this takes a moment")
             with start(drill, state=state, model=model, seed=seed, minutes=minutes) as running:
                 try:

@@ -17,7 +17,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
 
 READY_S = 240.0
-"""How long a drill may take to load, warm up and break its engine."""
+"""How long a drill may say nothing while it loads, warms up and breaks its engine."""
 ANSWER_S = 120.0
 _GONE = {"ended": True, "reason": "the drill's process has gone, and its engine with it"}
 
@@ -42,10 +43,14 @@ class Drill:
         """Connect to an announced drill.
 
         Raises:
-            MachineError: nobody answers there.
+            MachineError: nobody answers there, or what was announced is damaged.
         """
         self.id, self.journal_name, self.store = facts["drill"], facts["journal"], store
-        self.address, self.key = tuple(facts["address"]), bytes.fromhex(facts["key"])
+        try:
+            host, port = facts["address"]
+            self.address, self.key = (str(host), int(port)), bytes.fromhex(facts["key"])
+        except (LookupError, TypeError, ValueError):
+            raise _damaged(store) from None
         """Where the drill's engine can be watched, as any other engine's telemetry."""
         self._child = child
         self._live = threading.Event()
@@ -148,6 +153,7 @@ def start(
     model: str = paths.DEFAULT_MODEL,
     seed: int | None = None,
     minutes: float | None = None,
+    on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Drill:
     """Start a drill in a process of its own, which ends with this one.
 
@@ -157,6 +163,8 @@ def start(
         model: folder or name of the model.
         seed: another layer, another expert than the file's.
         minutes: how long the fault may last; None takes the file's.
+        on_stage: is told twice a second which of `stages.STAGES` it is, with how many of how many
+            parts are done; what it raises ends the start, and the engine with it.
 
     Raises:
         ConfigError: there is no such drill, or its file is not valid.
@@ -181,7 +189,10 @@ def start(
         folder=paths.root(),
     )
     try:
-        child.report(READY_S)
+        said: dict[str, Any] = {"stage": "engine", "done": 0, "of": 0}
+        while "ready" not in said:
+            tell = partial(on_stage, str(said["stage"]), int(said["done"]), int(said["of"]))
+            said = child.report(READY_S, meanwhile=tell)
         facts = store.current()
         if facts is None:
             raise MachineError("the drill ended as soon as it had started.")
@@ -196,11 +207,13 @@ def attach(state: str | Path | None = None) -> Drill:
     """Join the drill that runs in a state folder.
 
     Raises:
-        MachineError: none runs there.
+        MachineError: none runs there, or what it announced is damaged.
     """
     store = Store.at(state)
-    facts = store.current()
-    if facts is None or not store.busy:
+    facts, busy = store.current(), store.busy
+    if busy and store.damaged:
+        raise _damaged(store)
+    if facts is None or not busy:
         raise MachineError(
             f"no drill is running in {store.folder}; start one with `workbench drill run ID`."
         )
@@ -220,8 +233,11 @@ def joined(state: str | Path | None = None) -> Iterator[Drill]:
 def clean(store: Store) -> bool:
     """Close the books of a drill whose process was killed; returns whether there was one.
 
-    Its engine died with it, so nothing is left to restore; the journal says so.
+    Its engine died with it, so nothing is left to restore; the journal says so. A damaged
+    announcement is set aside.
     """
+    if store.damaged and not store.busy:
+        return store.set_aside() is not None
     facts = store.current()
     if facts is None or store.busy:
         return False
@@ -242,17 +258,26 @@ def reset(state: str | Path | None = None) -> dict[str, Any]:
     is started and held against the hashes from before the drill.
 
     Returns:
-        `found`, the drill ended or None; `how`, in words; `proof`, the hashes before and after.
+        `found`, the drill ended, `unknown` where its state is damaged, or None; `how`, in words;
+        `proof`, the hashes before and after, where there are any.
+
+    Raises:
+        MachineError: the state is damaged and its drill still runs.
     """
     store = Store.at(state)
     facts, busy = store.current(), store.busy
+    if store.damaged:
+        if busy:
+            raise _damaged(store)
+        how = f"its state was damaged and has been set aside as {store.set_aside()}"
+        return {"found": "unknown", "how": how, "proof": None}
     if facts is None:
         return {"found": None, "how": "no drill was running", "proof": None}
     found = {"found": facts["drill"]}
     if busy:
         proof = _finish(store)
         if not _gone(store, 5.0):
-            _kill(facts["process"])
+            _kill(str(facts.get("process")))
             _gone(store, 5.0)
         clean(store)
         if proof is not None:
@@ -261,7 +286,7 @@ def reset(state: str | Path | None = None) -> dict[str, Any]:
         return found | {"how": how, "proof": _fresh_proof(facts)}
     clean(store)
     result = store.read(facts["journal"])[1].get("result")
-    if result:
+    if isinstance(result, dict) and {"reason", "proof"} <= set(result):
         return found | {"how": f"ended before: {result['reason']}", "proof": result["proof"]}
     return found | {"how": _GONE["reason"], "proof": _fresh_proof(facts)}
 
@@ -277,13 +302,26 @@ def _finish(store: Store) -> dict[str, Any] | None:
 
 
 def _fresh_proof(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Hold a fresh engine against the hashes a drill announced; None if none can be started."""
+    """Hold a fresh engine against the hashes a drill announced.
+
+    None if none can be started, or the hashes are damaged.
+    """
     from workbench.drills.opening import fresh_hashes
 
-    try:
-        return compared(facts["hashes"], fresh_hashes(find(facts["drill"]), facts["model"]))
-    except WorkbenchError:
+    hashes, model = facts.get("hashes"), facts.get("model")
+    if not isinstance(hashes, dict) or not isinstance(model, str):
         return None
+    try:
+        return compared(hashes, fresh_hashes(find(facts["drill"]), model))
+    except (WorkbenchError, KeyError):
+        return None
+
+
+def _damaged(store: Store) -> MachineError:
+    return MachineError(
+        f"what the drill in {store.folder} announced is damaged, and it still runs: end it with "
+        "Ctrl-C in its own terminal, then `workbench drill reset`."
+    )
 
 
 def _gone(store: Store, wait_s: float) -> bool:

@@ -3,6 +3,7 @@
     current.json         the drill under way: where it listens, its key, whose processes run it
     lock                 held by the drill's process for as long as it lives
     journals/NAME.json   what happened in each drill
+    NAME.damaged-STAMP   a file that could not be read, set aside
 
 Files are written beside their place and moved into it, so that a reader never meets half of one.
 The lock goes with its process, however that ends, so what a killed drill left is known as stale.
@@ -13,15 +14,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from engine.errors import MachineError
+from engine.errors import ConfigError, MachineError
+from workbench.drills import files
 
 CURRENT, LOCK, JOURNALS = "current.json", "lock", "journals"
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+"""What may become the name of a file."""
 
 
 def default_folder() -> Path:
@@ -38,8 +43,15 @@ class Store:
 
     @classmethod
     def at(cls, folder: str | Path | None = None) -> Store:
-        """Return the store in `folder`, or in the user's state directory."""
-        return cls(Path(folder) if folder is not None else default_folder())
+        """Return the store in `folder`, or in the user's state directory.
+
+        Raises:
+            ConfigError: `folder` is something else.
+        """
+        chosen = Path(folder) if folder is not None else default_folder()
+        if chosen.exists() and not chosen.is_dir():
+            raise ConfigError(f"state ({chosen}) is not a folder; name one with --state DIR.")
+        return cls(chosen)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -72,12 +84,26 @@ class Store:
         _write(self.folder / CURRENT, facts)
 
     def current(self) -> dict[str, Any] | None:
-        """Return what was announced, also by a process that is gone; None without any."""
+        """Return what was announced, also by a process that is gone; None without any, or damaged.
+
+        What is returned names a drill that exists and a journal that is a plain file name.
+        """
         try:
             facts = json.loads((self.folder / CURRENT).read_text("utf-8"))
-        except (OSError, ValueError):
+            drill, journal = facts["drill"], facts["journal"]
+        except (OSError, ValueError, LookupError, TypeError):
             return None
-        return facts if isinstance(facts, dict) else None
+        known = _plain(drill) and (files.folder() / f"{drill}.yaml").is_file()
+        return facts if known and _plain(journal) else None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something was announced that cannot be understood."""
+        return (self.folder / CURRENT).exists() and self.current() is None
+
+    def set_aside(self) -> Path | None:
+        """Rename a damaged announcement and return its new path; None if there is none."""
+        return _aside(self.folder / CURRENT) if self.damaged else None
 
     def forget(self) -> None:
         """Take back what was announced; twice is fine."""
@@ -89,8 +115,16 @@ class Store:
         return f"{stamp}-{drill}-{os.getpid()}"
 
     def save(self, name: str, journal: Mapping[str, Any]) -> Path:
-        """Write a journal and return its file."""
+        """Write a journal and return its file; a damaged one in its place is set aside.
+
+        Raises:
+            ConfigError: the name is not a plain file name.
+        """
+        if not _plain(name):
+            raise ConfigError(f"journal ({name!r}) must be a plain file name.")
         path = self.folder / JOURNALS / f"{name}.json"
+        if path.exists() and _journal(path) is None:
+            _aside(path)
         _write(path, journal)
         return path
 
@@ -104,26 +138,53 @@ class Store:
         Raises:
             MachineError: there is none, or it cannot be read.
         """
-        found = [path for path in self.journals() if name is None or name in path.stem]
+        known = self.journals()
+        found = [path for path in known if path.stem == name]
+        found = found or [path for path in known if name is None or name in path.stem]
         if not found:
             which = f" named {name}" if name else ""
             raise MachineError(f"there is no journal{which} in {self.folder / JOURNALS}.")
-        try:
-            return found[-1], json.loads(found[-1].read_text("utf-8"))
-        except (OSError, ValueError) as wrong:
-            raise MachineError(f"{found[-1]} cannot be read: {wrong}.") from None
+        content = _journal(found[-1])
+        if content is None:
+            raise MachineError(f"{found[-1]} is damaged: it does not hold the journal of a drill.")
+        return found[-1], content
 
     def _try_lock(self) -> IO[str] | None:
         import fcntl
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = (self.folder / LOCK).open("a")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = (self.folder / LOCK).open("a")
+        except OSError as wrong:
+            raise MachineError(
+                f"state ({self.folder}) cannot be used: {wrong.strerror}; name another folder with "
+                "--state DIR."
+            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.close()
             return None
         return handle
+
+
+def _plain(name: object) -> bool:
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
+
+
+def _journal(path: Path) -> dict[str, Any] | None:
+    """Return what a journal holds; None where it is damaged."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    sound = isinstance(content, dict) and isinstance(content.get("briefing"), dict)
+    return content if sound else None
+
+
+def _aside(path: Path) -> Path:
+    """Rename a damaged file out of the way."""
+    return path.rename(path.with_name(f"{path.name}.damaged-{time.time_ns()}"))
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
