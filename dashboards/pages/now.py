@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dashboards import readings
@@ -12,10 +13,12 @@ from dashboards.readings import ALL, Load
 from dashboards.session import Session, builder
 from dashboards.source import Snapshot
 from engine.events import STAGES
+from workbench import paths, theme
 from workbench.widgets import load_spec
 
 NUM_SLOTS = 12
 VIEWS = ("map", "table")
+KINDS = ("routing", "compute", "rest")
 TRAFFIC_COUNTS = (1, 2, 4, 8, 16, 32)
 """Numbers of running requests to choose from."""
 
@@ -41,6 +44,7 @@ class Now(Session):
         facts = readings.facts(snapshot.frame)
         return (
             readings.shape(snapshot.frame),
+            _tiny(snapshot),
             tuple(readings.domains(snapshot.frame)),
             self.domain,
             tuple(facts.get("domains", ())),
@@ -59,6 +63,8 @@ class Now(Session):
             "traffic_counts": _counts(facts),
             "slots": range(NUM_SLOTS),
             "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
+            "kinds": [(kind, theme.STATES[kind].word) for kind in KINDS],
+            "tiny": _tiny(snapshot),
             "meter_top": readings.METER_TOP,
         }
 
@@ -141,6 +147,12 @@ build = builder(Now)
 
 def _counts(facts: Mapping[str, Any]) -> list[int]:
     return sorted({*TRAFFIC_COUNTS, *([facts["running"]] if "running" in facts else [])})
+
+
+def _tiny(snapshot: Snapshot) -> bool:
+    """Say whether the engine runs the bundled model: its experts cost little beside the choice."""
+    engine = snapshot.frame.meta["engine"] if snapshot.frame else None
+    return engine is not None and Path(engine["model"]).name == paths.DEFAULT_MODEL
 
 
 def _load(snapshot: Snapshot, load: Load | None, domain: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dashboards.readings import expert_load
 from dashboards.source import SOURCE_STATES
 from engine.errors import RequestError
 from engine.events import STAGES
+from workbench import paths
 from workbench.theme import STATES
 from workbench.widgets import LOAD_TOP, decode_frame, encode_frame
 
@@ -41,6 +43,17 @@ def test_the_pages_numbers_are_the_sources(source):
     for stage in STAGES:
         assert values[f"ms_{stage}"] == f"{meta['stage_ms'][stage]:.2f}"
     assert values["status"] == "Live" and values["reason"] == ""
+
+
+def test_the_bundled_models_page_says_why_its_overhead_is_high_and_no_others_does(source):
+    frame = source.step(30)
+    assert "Tiny experts" not in open_page(source).page.skeleton
+    engine = {**frame.meta["engine"], "model": str(paths.model_folder(paths.DEFAULT_MODEL))}
+    source.frame = replace(frame, meta={**frame.meta, "engine": engine})
+    page = open_page(source).page
+    assert "Tiny experts: deciding weighs more here." in page.skeleton
+    for kind in ("routing", "compute", "rest"):
+        assert f'<span class="swatch-{kind}">{STATES[kind].word}</span>' in page.skeleton
 
 
 def test_the_maps_cells_are_the_sources_on_the_fixed_scale(source):

@@ -300,7 +300,7 @@ function render({ model, el }) {
     legend.replaceChildren(
       element("div", { class: "trw-scale" }, bar, element("div", { class: "trw-marks" }, ...words)),
       element("span", { class: "trw-swatch" }), element("span", {}, "no data"),
-      element("span", { class: "trw-axes" }, `rows: ${spec.row_name}s, columns: ${spec.column_name}s`),
+      element("span", { class: "trw-axes" }, `↓ ${spec.row_name}  → ${spec.column_name}`),
     );
   }
 
