@@ -3,6 +3,7 @@
 const LOST_MS = 5000; // this long without a beat: the dashboard's process is gone
 const RETRY_MS = 2000;
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", Home: "home", End: "end", Escape: "escape" };
+const CHILD_KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End| |t)$/;
 const CHILDREN = ["figure", "second"];
 
 function render({ model, el }) {
@@ -52,6 +53,7 @@ function render({ model, el }) {
       form.addEventListener("submit", (event) => {
         event.preventDefault();
         send(form.dataset.form, Object.fromEntries(new FormData(form)));
+        taker()?.focus({ preventScroll: true });
       });
     }
     sizes.disconnect();
@@ -137,6 +139,12 @@ function render({ model, el }) {
     return element;
   };
 
+  // A page may have a child that keys belong to: what takes them there.
+  const taker = () => {
+    const child = root.querySelector("[data-keys]")?.firstElementChild;
+    return (child?.shadowRoot ?? child)?.querySelector('[role="application"]');
+  };
+
   const onKey = (event) => {
     const target = event.composedPath()[0];
     // A closed dialog may still hold the focus for a moment.
@@ -145,7 +153,12 @@ function render({ model, el }) {
     if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
     if (event.key === "?") dialog("help")?.showModal();
     else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")) return;
-    else if (event.key === " ") {
+    else if (CHILD_KEYS.test(event.key) && !(typing && event.key === " ") && taker()) {
+      const { key, shiftKey } = event;
+      taker().focus({ preventScroll: true });
+      // Not composed: it ends at the child, so that it does not come back here.
+      taker().dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true, cancelable: true }));
+    } else if (event.key === " ") {
       if (typing || !press("space")) return;
     } else if (!press(KEYS[event.key] ?? (/^[a-z0-9]$/.test(event.key) ? event.key : "none"))) return;
     event.preventDefault();

@@ -11,6 +11,7 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
     <form data-form="write"></form>             on submit: act(name, its fields)
     <button data-key="t"></button>              that key presses it
     <a data-swap="theme" href="?theme=dark">    on click: only that argument of the address changes
+    <div data-keys data-child="figure"></div>   its application gets the keys nobody else takes
     <div data-child="figure"></div>             where the Panel child `figure` or `second` goes
     <div data-size="figure"></div>              act("height", [name, CSS pixels]) when that changes
 """

@@ -94,14 +94,18 @@ def test_a_text_of_ones_own_is_stepped_by_the_keyboard(visit, url):
     page.get_by_label("Your own text").fill("Der Server ist")
     page.keyboard.press("Enter")
     page.locator(".trw-aside", has_text="yours").first.wait_for()
-    body = page.locator(".trw-body")
-    body.focus()
     stepper = page.locator(".trw-stepper")
-    for _ in range(3):
+    status = visit.text("status")
+    # Running a text leads the keys to the stepper; so do they where nothing has the focus.
+    page.keyboard.press("ArrowRight")
+    page.locator('.trw-stepper[data-token="1"]').wait_for()
+    page.evaluate("document.activeElement.blur()")
+    for _ in range(2):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Space")
     page.locator('.trw-stepper[data-token="3"][data-layer="1"][data-stage="select"]').wait_for()
+    assert visit.text("status") == status, "Space is not the traffic's here"
     assert "recorded in full" in stepper.locator(".trw-source").inner_text()
     page.keyboard.press("t")
     stepper.locator(".trw-figure td").first.wait_for()
@@ -114,6 +118,10 @@ def test_a_text_of_ones_own_is_stepped_by_the_keyboard(visit, url):
     page.reload()
     page.locator('.trw-stepper[data-token="3"][data-layer="1"][data-stage="select"]').wait_for()
     stepper.locator(".trw-figure td").first.wait_for()
+    visit.wait_for_text("status", "Live")
+    for key in ("Space", "Home"):  # on arrival, with nothing focused
+        page.keyboard.press(key)
+    page.locator('.trw-stepper[data-token="0"][data-layer="1"][data-stage="place"]').wait_for()
     visit.assert_clean()
 
 
