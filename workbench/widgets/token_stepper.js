@@ -63,6 +63,7 @@ function render({ model, el }) {
 
   let state = null;
   let chips = [];
+  let recorded = ""; // how much of the request, in words
   let width = 600;
   let drawn = ""; // what the screen shows, so that one change draws once
 
@@ -156,6 +157,7 @@ function render({ model, el }) {
       text.append(chip);
       if (token.breaks) text.append(element("span", { class: "trw-break" }));
     });
+    recorded = recordedWords(tokens ?? []);
     show();
   }
 
@@ -178,6 +180,7 @@ function render({ model, el }) {
     const stop = {
       ...at, record: token.layers[at.layer], who: token, engine: state.engine,
       name: state.engine.layers[at.layer], full: token.layers[at.layer].full,
+      recorded,
       before: before?.position === token.position - 1 ? before : null,
       width,
     };
@@ -310,17 +313,25 @@ const figure = (value, digits = 3) => (value === null || value === undefined ? "
 const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 const strong = (words) => element("b", {}, words);
 
+function recordedWords(tokens) {
+  const places = tokens.flatMap((token, at) => (token.layers.some((layer) => layer.full) ? [at] : []));
+  const count = places.length;
+  if (!count) return "No token of this request was recorded in full.";
+  const from = places.at(-1) === count - 1 ? "the first " : "";
+  return `Only ${from}${count} token${count === 1 ? "" : "s"} of this request ${count === 1 ? "was" : "were"} recorded in full.`;
+}
+
 function keptWord(kept, top_k) {
   if (kept === null) return "";
   return kept === top_k ? "kept" : kept === 0 ? "jumped" : `${kept} of ${top_k} kept`;
 }
 
 function sentence(stop) {
-  const { stage, full, record, who, name, engine } = stop;
+  const { stage, full, record, who, name, engine, recorded } = stop;
   const chosen = record.topk_ids.filter((id) => id >= 0);
   const head = [strong(who.text), ` in layer ${name}: `];
   const lacking = `Its ${stage === "gate" ? "logits" : "scores"} were not kept, only which experts ran, with what weight and where. `
-    + `Watch token ${who.position} when the request is added to record all of it.`;
+    + recorded;
   if (stage === "gate") {
     if (!full) return [...head, lacking];
     const best = full.logits.indexOf(Math.max(...full.logits.filter((value) => value !== null)));
