@@ -3,7 +3,8 @@
 What is shown is what the engine's process says in the fact `demo`; the texts are read from the
 playlist. The presenter's page has the key in its address and asks the engine's process to move on.
 Every other page follows, or goes its own way until its reader comes back. Without a presenter the
-page can be read alone, with live pictures.
+page can be read alone, with live pictures; it then says that nothing is changed, and marks what is
+only so when the step is presented.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dashboards.session import Session, builder
 from dashboards.source import Snapshot
 from engine.errors import WorkbenchError
 from engine.events import STAGES
-from workbench.demos.playlist import Playlist, Step, find, playlists
+from workbench.demos.measures import MEASURES
+from workbench.demos.playlist import Expect, Playlist, Step, find, playlists
 from workbench.demos.words import bounds, measured
 from workbench.theme import STATES, State
 from workbench.widgets import load_spec, stepper_pane
@@ -72,6 +74,8 @@ class Demo(Session):
             self._at(snapshot),
             self._presents(live),
             live is None,
+            self._told(snapshot),
+            self._steppable(live),
             readings.shape(snapshot.frame),
         )
 
@@ -85,6 +89,8 @@ class Demo(Session):
             "step": playlist.steps[at] if playlist else None,
             "presents": self._presents(live),
             "led": live is not None,
+            "told": self._told(snapshot),
+            "steppable": self._steppable(live),
             "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
             "meter_top": readings.METER_TOP,
         }
@@ -154,7 +160,7 @@ class Demo(Session):
         """Whether this page holds the presenter's key; the engine's process asks for it again."""
         if live is None or not self.key:
             return False
-        return hashlib.sha256(self.key.encode()).hexdigest() == live["key_sha256"]
+        return bool(hashlib.sha256(self.key.encode()).hexdigest() == live["key_sha256"])
 
     def _at(self, snapshot: Snapshot) -> int:
         live = _live(snapshot)
@@ -188,6 +194,23 @@ class Demo(Session):
 
     def _on_live(self, snapshot: Snapshot, live: Mapping[str, Any]) -> bool:
         return bool(live["at"] == self._at(snapshot))
+
+    def _told(self, snapshot: Snapshot) -> str:
+        """Return the words that mark a step's claims as no measurements; empty where they hold.
+
+        What a step does to the engine, or has written by it, is there only while it is presented.
+        """
+        live, step = _live(snapshot), self._step(snapshot)
+        if step is None or (live is not None and self._on_live(snapshot, live)):
+            return ""
+        if not step.actions and step.view["kind"] != "stepper":
+            return ""
+        when = "the presenter is on this step" if live else "this tour is presented"
+        return f"When {when}, it changes the engine so that:" if step.actions else f"When {when}:"
+
+    def _steppable(self, live: Mapping[str, Any] | None) -> bool:
+        """Whether the stepper has something to show, or soon will."""
+        return live is not None or bool(self.stepper.state)
 
     # ---- what is drawn
 
@@ -268,20 +291,20 @@ class Demo(Session):
             if shown
             else "measured while the presenter is on this step"
             if live
-            else "measured when the demo is presented",
+            else "",
             "no_exhibit": step.view["kind"] == "stepper" and self.stepper.state != "",
             "stepper_said": "The text is being written"
             if live and self._on_live(snapshot, live)
             else "Shown while the demo is presented; the page Step works at any time",
         }
-        for place in range(len(step.expect)):
+        for place, expect in enumerate(step.expect):
             check = shown[place] if place < len(shown) else None
             look = STATES[check["state"]] if check else State("muted", "·", "")
             values |= {
                 f"cs{place}": look.symbol,
                 f"cc{place}": f"mark tone-{look.tone}",
                 f"cv{place}": measured(check) if check else readings.NOTHING,
-                f"cb{place}": bounds(check) if check else "",
+                f"cb{place}": bounds(check if check else _wanted(expect)),
                 f"cw{place}": look.word,
             }
         return values
@@ -300,6 +323,11 @@ def _led(live: Mapping[str, Any], step: Step) -> Focus:
     """Return the place in the stepper that the presenter points at, at first the step's own."""
     focus = live["focus"] or {**step.view, "stage": STEPPER_STAGES[0]}
     return focus["token"], focus["layer"], focus["stage"]
+
+
+def _wanted(expect: Expect) -> dict[str, Any]:
+    """Return what `bounds` needs of an expectation that nobody has measured."""
+    return {"low": expect.low, "high": expect.high, "unit": MEASURES[expect.measure].unit}
 
 
 @cache

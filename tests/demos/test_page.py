@@ -142,6 +142,42 @@ def test_without_a_presenter_the_page_is_read_alone(source):
     assert f'data-step="{STEPS[0].id}"' in page.page.skeleton
 
 
+ALONE = "You read this tour; nothing is changed on the engine."
+
+
+@pytest.mark.parametrize("at", range(len(STEPS)))
+def test_without_a_presenter_no_step_claims_what_nobody_does(source, at):
+    source.facts = {}
+    source.step(1)
+    page = visit(source, step=str(at + 1))
+    skeleton, values, step = page.page.skeleton, page.page.values, STEPS[at]
+    assert ALONE in skeleton and f"workbench demo present {DEMO}" in skeleton
+    assert skeleton.index(ALONE) < skeleton.index(f'data-step="{step.id}"')
+    needs_presenter = bool(step.actions) or step.view["kind"] == "stepper"
+    assert ("data-told" in skeleton) == needs_presenter
+    if step.actions:
+        assert "When this tour is presented, it changes the engine so that:" in skeleton
+        assert "This is the engine as it is now" in skeleton
+    assert 'data-child="second"' not in skeleton, "no empty place for what nobody records"
+    assert 'data-bind="cv0"' not in skeleton, "no dashes where nothing will be measured"
+    assert values["cb0"], "what should be measured is said all the same"
+
+
+def test_the_marks_go_when_the_presenter_comes_and_are_there_for_who_explores(source):
+    broken = next(at for at, step in enumerate(STEPS) if step.id == "broken")
+    lead(source, broken)
+    page = visit(source)
+    assert ALONE not in page.page.skeleton and "data-told" not in page.page.skeleton
+    assert 'data-bind="cv0"' in page.page.skeleton
+    lead(source, 0)
+    page = visit(source, step=str(broken + 1))
+    assert "When the presenter is on this step, it changes the engine" in page.page.skeleton
+    assert ALONE not in page.page.skeleton
+    lead(source, broken)
+    page.tick(anyway=True)
+    assert "data-told" not in page.page.skeleton
+
+
 @pytest.mark.parametrize("at", range(len(STEPS)))
 def test_every_step_can_be_drawn(source, at):
     lead(source, at)
