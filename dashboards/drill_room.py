@@ -18,6 +18,7 @@ from engine.errors import MachineError, RequestError, WorkbenchError
 NONE, STARTING, RUNNING, ENDED = "none", "starting", "running", "ended"
 """The phases of the room."""
 STATE_AGE_S = 0.8
+_CANCELLED = "The start was cancelled; the drill's engine is gone, and nothing is left of it."
 ASKS = ("observe", "act", "diagnose", "check", "hint", "finish")
 
 
@@ -28,6 +29,9 @@ class DrillRoom:
         self.phase = NONE
         self.starting = ""
         """Title of the drill that is being started."""
+        self.stage: tuple[str, int, int] = ("", 0, 0)
+        """How far its start is: the stage, and how many of how many of its parts."""
+        self.cancelled = False
         self.briefing: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
         self.seen: dict[str, Any] = {}
@@ -62,7 +66,7 @@ class DrillRoom:
 
         Raises:
             ConfigError: there is no such drill.
-            MachineError: another one runs, or it could not start.
+            MachineError: another one runs, it could not start, or it was cancelled.
         """
         from workbench import drills
 
@@ -70,15 +74,25 @@ class DrillRoom:
             if self.phase in (STARTING, RUNNING):
                 raise MachineError("a drill is running on this page already; finish it first.")
             self.starting = drills.find(drill).title
+            self.stage, self.cancelled = ("engine", 0, 0), False
             self._to(STARTING)
         try:
-            found = drills.start(drill, **options)
+            found = drills.start(drill, on_stage=self._on_stage, **options)
+            if self.cancelled:
+                found.close()
+                raise MachineError(_CANCELLED)
         except BaseException:
             self._to(NONE)
             raise
         self._take(found)
         with contextlib.suppress(RequestError):
             self.ask("observe")
+
+    def cancel(self) -> None:
+        """Break off the drill that is being started, at the next word from its process."""
+        if self.phase == STARTING and not self.cancelled:
+            self.cancelled = True
+            self.count += 1
 
     def join(self) -> None:
         """Join the drill that was started in a terminal, if there is one."""
@@ -150,6 +164,18 @@ class DrillRoom:
         if drill is not None:
             with contextlib.suppress(WorkbenchError):
                 drill.close()
+
+    def _on_stage(self, stage: str, done: int, of: int) -> None:
+        """Note how far the start is.
+
+        Raises:
+            MachineError: it was cancelled.
+        """
+        if self.cancelled:
+            raise MachineError(_CANCELLED)
+        if (stage, done, of) != self.stage:
+            self.stage = stage, done, of
+            self.count += 1
 
     def _take(self, drill: Any) -> None:
         from workbench import drills

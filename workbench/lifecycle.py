@@ -27,6 +27,7 @@ from engine.errors import ConfigError, MachineError
 
 WATCH_S = 0.5
 _GRACE_S = 2.0
+_LOOK_EVERY_S = 0.5
 _MAX_START_DRIFT_S = 2.0
 """Start times of one process read by two others differ by less; a new process with an old id is
 never this close."""
@@ -178,16 +179,26 @@ class Child:
         """The process id."""
         return self._process.pid
 
-    def report(self, timeout_s: float) -> dict[str, Any]:
-        """Wait for the JSON object the child prints when it is ready.
+    def report(
+        self, timeout_s: float, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Wait for the next JSON object the child prints; most print one, when they are ready.
+
+        Args:
+            timeout_s: how long to wait.
+            meanwhile: is called twice a second; what it raises ends the wait.
 
         Raises:
             MachineError: the child ended or said nothing in time.
         """
-        try:
-            said = self._said.get(timeout=timeout_s)
-        except queue.Empty:
-            raise MachineError(f"the {self.name} was not ready within {timeout_s:g} s.") from None
+        until = time.monotonic() + timeout_s
+        while True:
+            meanwhile()
+            with contextlib.suppress(queue.Empty):
+                said = self._said.get(timeout=min(_LOOK_EVERY_S, timeout_s))
+                break
+            if time.monotonic() >= until:
+                raise MachineError(f"the {self.name} was not ready within {timeout_s:g} s.")
         if said is None:
             raise MachineError(self.epitaph())
         return said

@@ -7,6 +7,7 @@ of it what an operator would.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,17 @@ from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
+from workbench.drills.stages import STAGES
 from workbench.theme import STATES
 from workbench.widgets import MapSpec, fair_shares, load_spec
 
 READ_EVERY_S = 1.0
+_WHOSE = (
+    "This drill has an engine of its own; status and Pause above are those of the engine on the "
+    "other pages."
+)
 NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY = 4, 6, 3, 6
+_STYLES = (Path(__file__).parent / "drills.css").read_text(encoding="utf-8")
 ROOM = DrillRoom()
 """The drill of this process, for all who look."""
 
@@ -42,7 +49,7 @@ class Drills(Session):
         self.map, self.devices = PageMap(self.theme), PageMap(self.theme)
         self.map.fit(250)
         self.devices.fit(250)
-        return {"figure": self.map.pane, "second": self.devices.pane}
+        return {"figure": self.map.pane, "second": self.devices.pane, "stylesheets": [_STYLES]}
 
     def layout(self, snapshot: Snapshot) -> Hashable:
         """The skeleton depends on how far the drill is."""
@@ -51,7 +58,13 @@ class Drills(Session):
     def parts(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return what the present phase is made of."""
         room = self.room
-        parts = {"phase": room.phase, "listed": self.listed.value or (), "briefing": room.briefing}
+        parts: dict[str, Any] = {
+            "phase": room.phase,
+            "listed": self.listed.value or (),
+            "briefing": room.briefing,
+        }
+        if room.phase == STARTING:
+            parts["stages"] = STAGES
         if room.phase == RUNNING:
             parts |= {
                 "forms": acts.forms(),
@@ -87,10 +100,12 @@ class Drills(Session):
         room = self.room
         if name == "start" and isinstance(value, str):
             self._do("Starting", lambda: room.start(value))
+        elif name == "cancel":
+            room.cancel()
         elif name == "observe":
             self._do("Measuring", lambda: room.ask("observe"))
         elif name == "check":
-            self._do("Checking", lambda: room.ask("check"))
+            self._do("Checking and measuring", lambda: self._and_measure(room.ask("check")))
         elif name == "hint":
             self._do("Asking", lambda: room.ask("hint"))
         elif name == "finish":
@@ -100,14 +115,14 @@ class Drills(Session):
         elif name == "diagnose" and isinstance(value, dict) and "option" in value:
             self._do("Noting", lambda: room.ask("diagnose", str(value["option"])))
         elif name == "act" and isinstance(value, dict):
-            self._do("Acting", lambda: self._act(value))
+            self._do("Acting, then measuring again", lambda: self._act(value))
 
     def values(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return what the present phase says."""
         room = self.room
         common = {"busy": self.busy, "failure": self.listed.failure}
         if room.phase == STARTING:
-            return {**common, "starting": room.starting}
+            return {**common, "starting": room.starting, **_stages(room)}
         if room.phase != RUNNING:
             return common
         seen, state = room.seen, room.state
@@ -115,6 +130,7 @@ class Drills(Session):
         chosen = room.briefing["options"].get(state.get("diagnosis"))
         return {
             **common,
+            "engine": _WHOSE,
             "left": f"{left // 60}:{left % 60:02d} left",
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
             **_table(seen.get("observe"), len(room.diary)),
@@ -144,7 +160,13 @@ class Drills(Session):
         form = next((form for form in acts.forms() if form.name == typed.get("act")), None)
         if form is None:
             return None
-        return self.room.ask("act", form.name, **acts.arguments(form, typed))
+        return self._and_measure(self.room.ask("act", form.name, **acts.arguments(form, typed)))
+
+    def _and_measure(self, answer: Any) -> Any:
+        """Measure the signals again: what stands beside an act or a check is never from before."""
+        if self.room.phase == RUNNING:
+            self.room.ask("observe")
+        return answer
 
     def _do(self, word: str, work: Any) -> None:
         """Do one thing at a time, in the background."""
@@ -189,6 +211,21 @@ def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str,
     }
 
 
+def _stages(room: DrillRoom) -> dict[str, Any]:
+    """Return a sign for each stage of the start, and how far the present one is."""
+    stage, done, of = room.stage
+    at = list(STAGES).index(stage)
+    values: dict[str, Any] = {
+        "cancelling": room.cancelled,
+        "cancel_word": "Ending the drill's engine …" if room.cancelled else "Cancel",
+    }
+    for place in range(len(STAGES)):
+        values[f"g{place}"] = "✓" if place < at else "◌" if place == at else "·"
+        values[f"g{place}c"] = ("tone-good", "now", "muted")[(place >= at) + (place > at)]
+        values[f"g{place}n"] = f"{done} of {of}" if place == at and of else ""
+    return values
+
+
 def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str, Any]:
     """Return one line for each signal; dashes before the first measurement."""
     values: dict[str, Any] = {}
@@ -199,7 +236,7 @@ def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str,
         values |= {f"s{at}h": name is None, f"s{at}n": name or ""}
         if verdict is None:
             values |= {f"s{at}{x}": readings.NOTHING for x in "vbr"} | {f"s{at}o": ""}
-            values |= {f"s{at}c": "", f"s{at}f": ""}
+            values |= {f"s{at}c": "", f"s{at}f": "", f"s{at}m": ""}
             continue
         look = STATES[verdict["outcome"]]
         values |= {
@@ -209,6 +246,7 @@ def _signals(briefing: dict[str, Any], seen: dict[str, Any] | None) -> dict[str,
             f"s{at}o": f"{look.symbol} {look.word}",
             f"s{at}c": f"tone-{look.tone}",
             f"s{at}f": verdict["formula"],
+            f"s{at}m": verdict["message"],
         }
     return values
 
@@ -256,7 +294,8 @@ def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
 def _table(seen: dict[str, Any] | None, num_acts: int) -> dict[str, Any]:
     """Say which table runs, whether it is the planned one, and what policy is in force."""
     if seen is None:
-        return {"table": "", "policy": "", "rows": ""}
+        return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
+    stale = seen["acts"] != num_acts
     table, policy = seen["table"], seen["policy"]
     same = table["sha256"] == table["planned"].get("sha256")
     words = "as planned ✓" if same else f"■ planned was {str(table['planned'].get('sha256'))[:12]}"
@@ -266,9 +305,11 @@ def _table(seen: dict[str, Any] | None, num_acts: int) -> dict[str, Any]:
     return {
         "table": f"v{table['version']}, hash {table['sha256'][:12]}, {words}",
         "policy": "; ".join(set_now) or "nothing set",
-        "rows": f"measured over {readings.number(seen['rows'])} rows"
-        if seen["acts"] == num_acts
-        else "from before your last act: measure again",
+        "rows": "▲ from before your last act"
+        if stale
+        else f"measured over {readings.number(seen['rows'])} rows",
+        "rows_class": "small tone-warn" if stale else "small muted",
+        "stale": "stale" if stale else "",
     }
 
 

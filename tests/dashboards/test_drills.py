@@ -176,7 +176,85 @@ def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, d
     assert "lives on that device alone" in values["diagnosis"] and drill.named == "hot-expert"
     assert values["k0"] == "Count rows by expert." and values["hint_word"] == "Clue 2 of 3"
     assert (values["c0o"], values["c0m"]) == ("✗ fail", "One still has more.")
-    assert "before your last act" in values["rows"], "old numbers are called old"
+    assert values["rows"] == "measured over 875 rows" and values["stale"] == ""
+
+
+def test_after_an_act_and_a_check_the_signals_are_measured_again(source, drill, monkeypatch):
+    observed = []
+    answer = drill.observe
+
+    def observe() -> dict[str, Any]:
+        observed.append(len(drill.calls))
+        value = 1.2 if drill.calls else 2.28
+        return {**answer(), "signals": [{**SIGNAL, "value": value}]}
+
+    monkeypatch.setattr(drill, "observe", observe)
+    page = visit(source, START, ("act", {"act": "smooth", "bonus": "1.5"}))
+    assert observed == [0, 1] and page.page.values["s0v"] == "1.20"
+    visit(source, ("check", ""))
+    assert observed == [0, 1, 1]
+
+
+def test_values_from_before_an_act_are_greyed_and_called_old(source, drill):
+    page = visit(source, START)
+    assert page.page.values["stale"] == "" and 'data-bind-class="stale"' in page.page.skeleton
+    page.room.ask("act", "smooth", bonus=1.5)  # not measured again yet
+    page.tick(anyway=True)
+    values = page.page.values
+    assert values["stale"] == "stale" and "before your last act" in values["rows"]
+    assert "tone-warn" in values["rows_class"]
+
+
+def test_what_is_to_be_known_of_a_signal_stands_beside_it(source, drill, monkeypatch):
+    monkeypatch.setitem(SIGNAL, "message", "It may stay high.")
+    page = visit(source, START)
+    assert page.page.values["s0m"] == "It may stay high." and page.page.values["s1m"] == ""
+
+
+def test_the_head_says_whose_status_it_is_while_a_drill_runs(source, drill):
+    source.step(3)
+    assert "engine of its own" not in visit(source).page.values["engine"]
+    assert "engine of its own" in visit(source, START).page.values["engine"]
+
+
+def test_a_start_shows_its_stages_and_can_be_cancelled(source, drill, monkeypatch):
+    shown: list[dict[str, Any]] = []
+
+    async def run() -> Drills:
+        page = Drills(source, "light", {}, frame_of({}, "light"))
+
+        def start(_: str, *, on_stage: Any) -> FakeDrill:
+            for stage in (("engine", 0, 0), ("measuring", 2, 4)):
+                on_stage(*stage)
+                page.tick(anyway=True)
+                shown.append(dict(page.page.values))
+            assert 'data-send="cancel"' in page.page.skeleton
+            page.room.cancel()
+            on_stage("fault", 0, 0)
+            raise AssertionError("a cancelled start goes no further")
+
+        monkeypatch.setattr(workbench.drills, "start", start)
+        page.page.actions = [[1, *START]]
+        for _ in range(3):
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            page.tick(anyway=True)
+        return page
+
+    page = asyncio.run(run())
+    assert [shown[0][f"g{at}"] for at in range(5)] == ["◌", "·", "·", "·", "·"]
+    assert [shown[1][f"g{at}"] for at in range(5)] == ["✓", "✓", "✓", "◌", "·"]
+    assert shown[1]["g3n"] == "2 of 4" and shown[0]["g0n"] == ""
+    assert page.room.phase == NONE and "was cancelled" in page.page.values["reason"]
+
+
+def test_a_cancel_that_comes_too_late_ends_the_drill_all_the_same(source, drill, monkeypatch):
+    def start(_: str, **__: Any) -> FakeDrill:
+        Drills.room.cancel()
+        return drill
+
+    monkeypatch.setattr(workbench.drills, "start", start)
+    page = visit(source, START)
+    assert page.room.phase == NONE and not drill.running
 
 
 def test_wrong_words_in_a_form_are_one_sentence_and_change_nothing(source, drill):

@@ -63,7 +63,7 @@ def judge(probe: Probe, readings: Readings, steady: Mapping[str, float]) -> Verd
         low, high = probe.tolerance.limits(before)
         value = measure(probe, readings)
         outcome = PASS if low <= value <= high else FAIL
-        message = ""
+        message = meaning.remark if outcome == FAIL else ""
     except (Unreadable, WorkbenchError) as wrong:
         outcome, message = COULD_NOT_RUN, str(wrong)
     except Exception as wrong:  # a probe that breaks says nothing about the engine
@@ -86,7 +86,7 @@ def examine(
     verdicts = {}
     for check in checks:
         found = judge(check.probe, readings, steady)
-        message = found.message or check.messages[found.outcome]
+        message = check.messages.get(found.outcome, found.message)
         verdicts[check.id] = Verdict(**found.as_dict() | {"name": check.title, "message": message})
     return verdicts
 

@@ -5,7 +5,7 @@ The session asks for more of it and judges it; nothing here knows what a drill h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from workbench.drills.probes import Readings
@@ -58,10 +58,12 @@ class Evidence:
         self._traffic.settle(outputs)
         return outputs
 
-    def gather(self, rows: int) -> None:
-        """Run traffic until the window holds enough rows, within patience."""
+    def gather(self, rows: int, tell: Callable[[int], None] = lambda have: None) -> None:
+        """Run traffic until the window holds enough rows, within patience; tell how many it has."""
         for _ in range(PATIENCE_STEPS):
-            if self._window.num_rows >= rows:
+            have = self._window.num_rows
+            tell(min(have, rows))
+            if have >= rows:
                 return
             self.step()
 

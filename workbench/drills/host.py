@@ -1,9 +1,10 @@
 """The drill's own process: engine, traffic and session behind a loopback socket.
 
 `python -m workbench.drills.host` is started by `workbench.drills.client.start`, reads one line of
-JSON on standard input, prints one line of JSON when the drill runs, and ends with its parent: if
-that is killed, the engine is restored and the journal written first. It listens with the engine's
-telemetry, so whoever has the key may both watch the engine and send the drill's commands.
+JSON on standard input, prints a line of JSON for each stage of its start and one when the drill
+runs, and ends with its parent: if that is killed, the engine is restored and the journal written
+first. It listens with the engine's telemetry, so whoever has the key may both watch the engine and
+send the drill's commands.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ def run(
     scenario, store = find(drill), Store.at(state)
     with store.locked(), contextlib.closing(Telemetry(on_control=(desk := Desk()).take)) as stream:
         name = store.new_name(drill)
+        _tell("engine", 0, 0)
         with opened(scenario, model=model, sink=stream, seed=seed, minutes=minutes) as session:
             stream.show_prompts(session.engine.tokenizer.decode)
             try:
-                session.prepare()
+                session.prepare(_tell)
+                _tell("fault", 0, 0)
                 _watch(session)
                 session.break_it()
                 _serve(session, desk)
@@ -99,6 +102,12 @@ def run(
                 if not orphaned.is_set():
                     store.forget()
         return 0 if session.result and session.result["proof"]["restored"] else 1
+
+
+def _tell(stage: str, done: int, of: int) -> None:
+    """Print a stage of the start as a line of JSON; a runner that has gone is told nothing."""
+    with contextlib.suppress(OSError):
+        print(json.dumps({"stage": stage, "done": done, "of": of}), flush=True)
 
 
 def _loop(session: Session, desk: Desk, save: Callable[[], Any]) -> None:

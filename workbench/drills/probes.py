@@ -49,6 +49,8 @@ class Meaning:
     formula: str
     live: bool = True
     """Whether it may be sampled all the time; asking questions costs too much for that."""
+    remark: str = ""
+    """What to know of a value outside of what is right."""
 
 
 def jump_rate(readings: Readings, rows: int = ROWS) -> float:
@@ -148,7 +150,12 @@ MEANINGS = {
         "share", "pairs of neighbouring tokens sent to other devices / pairs"
     ),
     "busiest_device": Meaning("ratio", "max(rows by device) / mean(rows by device), worst layer"),
-    "busiest_expert": Meaning("share", "tokens that chose the expert / tokens, worst layer"),
+    "busiest_expert": Meaning(
+        "share",
+        "tokens that chose the expert / tokens, worst layer",
+        remark="This is what the gate chooses, not where it runs: it may stay high after a repair "
+        "that only changes where experts are held.",
+    ),
     "misplaced_rows": Meaning("share", "rows run where another expert is held / rows"),
     "unplanned_table": Meaning("count", "0: the running table is the planned one; 1: it is not"),
     "answers_kept": Meaning("share", "known questions answered as before / questions", live=False),

@@ -30,6 +30,7 @@ from workbench.drills.injector import ACTIONS, Target
 from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable, device_rows
 from workbench.drills.proof import compared, hashes
 from workbench.drills.scenario import Call, Scenario
+from workbench.drills.stages import Tell, untold
 from workbench.drills.window import Window
 
 if TYPE_CHECKING:
@@ -95,17 +96,24 @@ class Session:
 
     # ---- the drill's course
 
-    def prepare(self) -> None:
+    def prepare(self, tell: Tell = untold) -> None:
         """Warm up, hold the steady state against its tolerances, take the snapshot.
+
+        Args:
+            tell: is told each of `stages.STAGES` that this goes through.
 
         Raises:
             MachineError: the engine is not steady; nothing was broken.
         """
-        self._evidence.gather(2 * self._needed_rows())
+        rows = 2 * self._needed_rows()
+        self._evidence.gather(rows, lambda have: tell("traffic", have, rows))
+        tell("answers", 0, 0)
         self._evidence.write_down_answers()
         readings = self.readings()
         probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
-        for probe in {key(probe): probe for probe in probes}.values():
+        different = {key(probe): probe for probe in probes}.values()
+        for done, probe in enumerate(different):
+            tell("measuring", done, len(different))
             try:
                 self.steady[key(probe)] = measure(probe, readings)
             except Unreadable as wrong:
