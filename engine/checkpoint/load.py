@@ -86,6 +86,16 @@ def assignments(
     return _read(reader, found, wanted)
 
 
+def check_fit(folder: str | Path, config: ModelConfig) -> None:
+    """Hold a folder's names and shapes against `config`, reading no tensor and no manifest.
+
+    Raises:
+        CheckpointError: the folder is damaged, or its tensors do not fit `config` one to one.
+    """
+    with CheckpointReader(model_folder(folder)) as reader:
+        _fit(reader, config)
+
+
 def _read(
     reader: CheckpointReader, found: dict[str, Place], wanted: Callable[[str], bool]
 ) -> Iterator[Assignment]:

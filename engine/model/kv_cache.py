@@ -23,22 +23,26 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(1, num_blocks + 1))
+        self._next = 1
+        """The lowest block that was never handed out."""
+        self._returned: list[int] = []
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody owns."""
-        return len(self._free)
+        return len(self._returned) + self.num_blocks + 1 - self._next
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` blocks; the caller has checked `num_free`."""
-        assert count <= len(self._free), f"asked for {count} blocks, {len(self._free)} are free"
-        return [heapq.heappop(self._free) for _ in range(count)]
+        assert count <= self.num_free, f"asked for {count} blocks, {self.num_free} are free"
+        again = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
+        first, self._next = self._next, self._next + count - len(again)
+        return [*again, *range(first, self._next)]
 
     def give_back(self, blocks: list[int]) -> None:
         """Take blocks back."""
         for block in blocks:
-            heapq.heappush(self._free, block)
+            heapq.heappush(self._returned, block)
 
 
 class KVCache:

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine.checkpoint.load import read_config
+from engine.checkpoint.load import check_fit, read_config
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
@@ -84,6 +84,12 @@ class Engine:
             )
         # No sequence outgrows the cache, however long a text the config allows.
         num_positions = min(self.max_model_len, config.num_blocks * config.block_size)
+        # The files are held against the config before any memory is taken by its word.
+        own = None
+        if config.num_ranks == 1:
+            own = self._own_rank(num_positions)
+        else:
+            check_fit(config.model, model)
         table, policy = _routing(model, config.num_devices)
         self._scheduler = Scheduler(config)
         self._admission = Admission(
@@ -99,8 +105,8 @@ class Engine:
         self._to_abort: deque[int] = deque()
         self._ranks: Ranks | None = None
         self._membership: Membership | None = None
-        if config.num_ranks == 1:
-            self._runner: Runner | RankedRunner = Runner(self._own_rank(num_positions))
+        if own is not None:
+            self._runner: Runner | RankedRunner = Runner(own)
         else:
             self._ranks = Ranks(config, num_positions, table)
             self._runner = runner = RankedRunner(self._ranks, config)

@@ -16,7 +16,7 @@ from tests.runtime.conftest import MODEL
 
 
 def test_no_parameter_is_left_blank(shared_engine):
-    for name, parameter in shared_engine()._runner.model.named_parameters():
+    for name, parameter in shared_engine()._runner.rank.model.named_parameters():
         assert parameter.isfinite().all(), name
 
 
@@ -59,6 +59,14 @@ def test_a_config_that_lies_about_sizes_is_refused_before_memory_is_taken(
     monkeypatch.setattr("engine.cluster.weights.Transformer", None)
     with pytest.raises(CheckpointError, match="config"):
         Engine(EngineConfig(model=changed(tmp_path / "model", "config.json", **lie)))
+
+
+@pytest.mark.timeout(20)
+def test_a_lying_config_is_refused_before_any_rank_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.runtime.engine.Ranks", None)
+    folder = changed(tmp_path / "model", "config.json", num_hidden_layers=10**9)
+    with pytest.raises(CheckpointError, match="config"):
+        Engine(EngineConfig(model=folder, num_ranks=2))
 
 
 @pytest.mark.timeout(20)
