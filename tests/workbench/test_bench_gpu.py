@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -241,3 +244,65 @@ def test_the_command_line_has_the_same_script(workbench, monkeypatch, tmp_path):
     said = workbench(*words, "--json")
     assert said.code == 0 and json.loads(said.out)["sections"]["gate"]["error"] is None
     assert workbench(*words[:4], "correctness", *words[5:]).code == 1
+
+
+# --- a full disk, a missing library, a killed runner ----------------------------------------------
+
+
+def fail(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_found_before_anything_is_measured(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr("workbench.bench.gpu.__main__.require_triton", lambda: None)
+    assert main(["--dry-run", "--section", "gate", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert f"--out ({tmp_path}) cannot be written: No space left" in said.err
+    assert said.out == "" and said.err.count("\n") == 1
+
+
+def test_a_report_that_cannot_be_kept_is_printed_whole(capsys, monkeypatch, tmp_path):
+    earlier = tmp_path / f"a-stand-in-{datetime.date.today().isoformat()}.json"
+    earlier.write_text("earlier")
+    monkeypatch.setattr(runner, "CHILD", "tests.workbench.gpu_child")
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert main(["--dry-run", "--section", "gate", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["sections"]["gate"]["rows"]
+    assert "cannot be kept" in said.err.splitlines()[-1]
+    assert earlier.read_text() == "earlier" and list(tmp_path.iterdir()) == [earlier]
+
+
+def test_without_triton_or_its_cache_one_sentence_says_so(capfd, monkeypatch, tmp_path, workbench):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    assert main([]) == 1
+    assert "TRITON_CACHE_DIR" in capfd.readouterr().err
+    workbench("kernels", "show", "grouped_gemm").assert_refused(1, "TRITON_CACHE_DIR")
+    monkeypatch.setattr("workbench.bench.machine.find_spec", lambda name: None)
+    assert main([]) == 1
+    assert "triton is not installed" in capfd.readouterr().err
+    workbench("bench", "gpu").assert_refused(1, "triton is not installed")
+
+
+KILLED = """
+from workbench.bench.gpu import runner
+runner.CHILD = "tests.workbench.gpu_child"
+start = runner._start
+def told(*words):
+    child = start(*words)
+    print(child.process.pid, flush=True)
+    return child
+runner._start = told
+runner.run(names=("large",), dry=True)
+"""
+
+
+def test_a_section_ends_with_a_runner_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE) as run:
+        section = psutil.Process(int(run.stdout.readline()))
+        time.sleep(0.5)
+        assert section.is_running()
+        run.kill()
+    section.wait(timeout=30)

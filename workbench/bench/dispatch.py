@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
+from engine.config import MAX_RANKS, EngineConfig
 from engine.errors import ExchangeError, RequestError
 from engine.exchange.dispatch import traffic
 from engine.exchange.group import Group, host_store, join_store
@@ -88,8 +88,11 @@ def run(
         RequestError: a number is too small.
         ExchangeError: a process did not start or did not answer.
     """
-    if ranks < 2 or min(*sizes, rounds, hidden) < 1:
-        raise RequestError("ranks must be at least 2; sizes, rounds and hidden at least 1.")
+    if not 2 <= ranks <= MAX_RANKS or min(*sizes, rounds, hidden) < 1:
+        raise RequestError(
+            f"ranks ({ranks}) must be at least 2, at most {MAX_RANKS}; sizes, rounds and hidden "
+            "at least 1."
+        )
     swept = tuple(sorted({*SMALL, *sizes}))
     turns = [
         Turn(mode, tokens, seed)

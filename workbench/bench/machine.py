@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine.errors import RequestError
+from engine.config import MAX_THREADS
+from engine.errors import MachineError, RequestError
+
+THREADS_PER_CORE = 4
+"""More than these on one core measure nothing."""
+PROBE_BYTES = 1 << 20
 
 
 def machine() -> dict[str, Any]:
@@ -36,18 +43,52 @@ def torch_threads(threads: int | None) -> Iterator[None]:
     """Let one product use `threads` threads meanwhile; None leaves torch's setting.
 
     Raises:
-        RequestError: `threads` is below 1.
+        RequestError: `threads` is below 1, or more than `THREADS_PER_CORE` on a core.
     """
     import torch
 
     before = torch.get_num_threads()
-    if threads is not None and threads < 1:
-        raise RequestError(f"threads ({threads}) must be a whole number of at least 1.")
+    most = min(MAX_THREADS, THREADS_PER_CORE * usable_cores())
+    if threads is not None and not 1 <= threads <= most:
+        raise RequestError(f"threads ({threads}) must lie between 1 and {most} on this machine.")
     torch.set_num_threads(threads or before)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def require_triton() -> None:
+    """Refuse, before anything is measured, a machine on which no kernel can be compiled.
+
+    Raises:
+        MachineError: triton is not installed, or its cache cannot be written.
+    """
+    if find_spec("triton") is None:
+        raise MachineError("triton is not installed; install the packages of pyproject.toml.")
+    import triton
+
+    cache = Path(triton.knobs.cache.dir)
+    try:
+        probe(cache)
+    except OSError as wrong:
+        raise MachineError(
+            f"Triton's cache ({cache}) cannot be written: {wrong.strerror}; set TRITON_CACHE_DIR "
+            "to a folder that can."
+        ) from None
+
+
+def probe(folder: Path) -> None:
+    """Make a folder and see that it takes a file, which is taken away again.
+
+    Raises:
+        OSError: it does not, as on a full disk.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def cpu_name() -> str:

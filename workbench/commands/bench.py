@@ -23,6 +23,8 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", help="Threads of one product; without it, torch's setting."),
 ]
+MOST = 16384
+"""Of a list's numbers: sequences or rows that every machine of the workbench can hold."""
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Repetitions; medians are shown.")]
 
 
@@ -126,9 +128,12 @@ def gpu(
     as_json: JsonOption = False,
 ) -> None:
     """Every kernel on this NVIDIA GPU: right against fp64, and fast against peers; 4 minutes."""
-    from workbench.bench.gpu import entry, runner
+    from workbench.bench.machine import require_triton
 
-    found, page = entry.measure(
+    require_triton()
+    from workbench.bench.gpu import entry
+
+    outcome = entry.measure(
         out=out,
         names=section or (),
         tune_seconds=tune,
@@ -136,10 +141,10 @@ def gpu(
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     if as_json:
-        print_json(found)
+        print_json(outcome.report)
     else:
-        print(page.read_text(encoding="utf-8"))
-    if not runner.well(found):
+        print(outcome.text)
+    if not outcome.well:
         raise typer.Exit(1)
 
 
@@ -156,7 +161,7 @@ def moe_layer(
     """One layer's experts against transformers' own, with the share of the roofline."""
     from workbench.bench.moe_layer import run
 
-    _print(run(tokens=_numbers(tokens), rounds=rounds, threads=threads), as_json)
+    _print(run(tokens=_numbers(tokens, "--tokens"), rounds=rounds, threads=threads), as_json)
 
 
 @app.command()
@@ -172,7 +177,7 @@ def gate(
     """Choosing experts against eager torch and transformers' routers, in turns."""
     from workbench.bench.gate import run
 
-    _print(run(tokens=_numbers(tokens), rounds=rounds, threads=threads), as_json)
+    _print(run(tokens=_numbers(tokens, "--tokens"), rounds=rounds, threads=threads), as_json)
 
 
 @app.command()
@@ -194,8 +199,13 @@ def dispatch(
 
 def _numbers(text: str, option: str = "--batches") -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise ConfigError(f"{option} ({text}) must read N,N,… with whole numbers of at least 1.")
+    if not all(
+        part.isascii() and part.isdigit() and len(part) <= len(str(MOST)) and 1 <= int(part) <= MOST
+        for part in parts
+    ):
+        raise ConfigError(
+            f"{option} ({text}) must read N,N,… with whole numbers of at least 1, at most {MOST}."
+        )
     return tuple(int(part) for part in parts)
 
 

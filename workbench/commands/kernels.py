@@ -69,6 +69,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a Triton kernel compiles to for a GPU; none is needed."""
+    from workbench.bench.machine import require_triton
+
+    require_triton()
     from engine.kernels import inspect
 
     chip = inspect.chip(target)

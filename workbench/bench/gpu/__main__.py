@@ -7,11 +7,18 @@ import sys
 from pathlib import Path
 
 from engine.errors import WorkbenchError
-from workbench.bench.gpu import entry, runner
+from workbench.bench.machine import require_triton
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run what was asked for; 0 when everything ran and was right, 1 otherwise."""
+    try:
+        require_triton()
+    except WorkbenchError as wrong:
+        print(f"bench gpu: {wrong}", file=sys.stderr)
+        return wrong.exit_code
+    from workbench.bench.gpu import entry, runner
+
     parser = argparse.ArgumentParser(prog="python -m workbench.bench.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, help="folder of the report; default data/benchmarks")
     parser.add_argument(
@@ -27,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     asked = parser.parse_args(argv)
     try:
-        found, page = entry.measure(
+        outcome = entry.measure(
             out=asked.out,
             names=asked.section,
             tune_seconds=asked.tune,
@@ -37,8 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     except WorkbenchError as wrong:
         print(f"bench gpu: {wrong}", file=sys.stderr)
         return wrong.exit_code
-    print(page.read_text(encoding="utf-8"))
-    return 0 if runner.well(found) else 1
+    print(outcome.text)
+    return 0 if outcome.well else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """One section in a process of its own: `python -m workbench.bench.gpu.child SPEC`.
 
-The runner starts it. The first line it keeps says what it runs on, the others are rows.
+The runner starts it, and it ends with the runner: its standard input is a pipe that only the
+runner's end closes. The first line it keeps says what it runs on, the others are rows.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,17 @@ def main(spec: dict[str, Any]) -> None:
     BY_NAME[spec["section"]].run(setting)
 
 
+def end_with_runner() -> None:
+    """End this process as soon as standard input ends, which needs no library, unlike others."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-runner", daemon=True).start()
+
+
 def _machine(dry: bool) -> dict[str, Any]:
     import torch
     import triton
@@ -40,4 +54,5 @@ def _machine(dry: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_with_runner()
     main(json.loads(sys.argv[1]))

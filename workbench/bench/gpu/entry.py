@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import MachineError, RequestError, nearest
 from workbench import paths
 from workbench.bench.gpu import report, runner
+from workbench.bench.machine import probe
 
 MOST_TUNE_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run gave."""
+
+    report: report.Report
+    text: str
+    """The report's page; all of the report as JSON where its files could not be written."""
+    well: bool
+    """Whether everything ran, was right, and is kept."""
 
 
 def measure(
@@ -20,8 +35,8 @@ def measure(
     tune_seconds: int | None,
     dry: bool,
     say: Callable[[str], None],
-) -> tuple[report.Report, Path]:
-    """Run sections and return the report and the path of its page.
+) -> Outcome:
+    """Run sections, write the report and return it.
 
     Args:
         out: folder of the report; None is `data/benchmarks`, not for a dry run.
@@ -31,8 +46,8 @@ def measure(
         say: told of each section as it ends, and where the report is.
 
     Raises:
-        RequestError: a name, a number or the folder is not allowed.
-        MachineError: no GPU is there, and it is no dry run.
+        RequestError: a name, a number or the folder is not allowed; nothing has run then.
+        MachineError: no GPU is there, and it is no dry run, or temporary files have no room.
     """
     _check(names, tune_seconds)
     folder = _folder(out, dry)
@@ -43,9 +58,13 @@ def measure(
         found = runner.run(names=names, tune_seconds=tune_seconds, dry=dry, out=folder, say=say)
     finally:
         signal.signal(signal.SIGTERM, before)
-    as_json, as_page = report.write(found, folder)
+    try:
+        as_json, as_page = report.write(found, folder)
+    except OSError as wrong:
+        say(f"the report cannot be kept in {folder}: {wrong.strerror}; all of it is on stdout.")
+        return Outcome(found, json.dumps(found, indent=1), False)
     say(f"written: {as_json}, {as_page}")
-    return found, as_page
+    return Outcome(found, report.page(found), runner.well(found))
 
 
 def _check(names: Sequence[str], tune_seconds: int | None) -> None:
@@ -67,9 +86,14 @@ def _folder(asked: Path | None, dry: bool) -> Path:
         raise RequestError("a dry run measures nothing; name a folder for its report with --out.")
     folder = asked or paths.root() / "data" / "benchmarks"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        probe(folder)
     except OSError as wrong:
-        raise RequestError(f"--out ({folder}) cannot be made: {wrong.strerror}.") from None
+        raise RequestError(f"--out ({folder}) cannot be written: {wrong.strerror}.") from None
+    try:
+        probe(Path(tempfile.gettempdir()))
+    except OSError as wrong:
+        reason = wrong.strerror or wrong
+        raise MachineError(f"TMPDIR's folder cannot be written: {reason}.") from None
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,27 @@ def slug(device: str) -> str:
 
 
 def write(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write `<device>-<date>.json` and `.md` and return their paths."""
+    """Write `<device>-<date>.json` and `.md`, whole or not at all, and return their paths.
+
+    Raises:
+        OSError: the folder does not take them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{slug(report['device'])}-{datetime.date.today().isoformat()}"
     as_json, as_page = folder / f"{stem}.json", folder / f"{stem}.md"
-    as_json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    as_page.write_text(page(report), encoding="utf-8")
+    _write(as_json, json.dumps(report, indent=1) + "\n")
+    _write(as_page, page(report))
     return as_json, as_page
+
+
+def _write(path: Path, text: str) -> None:
+    """Write beside the place and move into it: an earlier report stays until this one is whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def page(report: Report) -> str:

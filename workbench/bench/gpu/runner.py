@@ -160,6 +160,7 @@ def _start(spec: Row, folder: Path) -> _Child:
             ],
             cwd=paths.root(),
             env=environment,
+            stdin=subprocess.PIPE,  # it ends with us: nothing is ever written
             stdout=subprocess.DEVNULL,
             stderr=errors,
             start_new_session=True,
@@ -180,6 +181,8 @@ def _ended(running: list[_Child]) -> Iterator[tuple[str, Report, Row]]:
         for child in running:
             if child.process.poll() is None:
                 child.end()
+            assert child.process.stdin is not None
+            child.process.stdin.close()
 
 
 def _rows(path: Path) -> list[Row]:
