@@ -190,14 +190,15 @@ def groups(rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_
     num_experts, _, width = gate_up.shape
     try:
         fits = (
-            rows_RD.shape == (sum(counts), width)
+            isinstance(total := sum(counts), int)
+            and rows_RD.shape == (total, width)
             and rows_RD.dtype == gate_up.dtype
             and rows_RD.device == gate_up.device
             and len(counts) == len(experts)
             and min(counts, default=0) >= 0
             and min(experts, default=0) >= 0
-            and max(experts, default=0) < num_experts
-            and isinstance(sum(counts) + sum(experts), int)
+            and isinstance(last := max(experts, default=0), int)
+            and last < num_experts
             and not (rows_RD.is_meta or rows_RD.is_sparse)
         )
     except (TypeError, AttributeError):  # no tensor, or no whole numbers
