@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton")
 
 from engine.kernels import inspect as inspector  # noqa: E402
 from engine.kernels.gpu import combine, permute  # noqa: E402
-from engine.kernels.gpu.grouped_gemm import ExpertStack  # noqa: E402
+from engine.kernels.gpu.grouped_gemm import ExpertStack, grouped_mlp  # noqa: E402
 from engine.kernels.gpu.layer import DeviceMoE  # noqa: E402
 from engine.kernels.gpu.variant import Variant  # noqa: E402
 
@@ -141,6 +141,22 @@ def test_a_layer_reads_nothing_back_and_sizes_every_launch_on_the_host(
         assert all(type(size) is int and size > 0 for size in launch.grid)
     many = num_tokens * (K + SHARED) > permute.QUADRATIC_PAIRS
     assert ("_permute_quadratic" in names) != many and ("_place_chunks" in names) == many
+
+
+def test_replicas_and_a_captured_counter_read_nothing_back_either(launches):
+    moe = layer("mixed_int8")
+    workspace = moe.workspace(5, torch.bfloat16)
+    permutation = permute.permute(workspace.ids_TK, EXPERTS + SHARED + 1, 16)
+    stack_of = meta(EXPERTS + SHARED + 1, dtype=torch.int64)
+    tiles = moe.workspace(5, torch.bfloat16).tiles
+    formats = meta(5 * (K + SHARED), dtype=torch.int8)
+    y = grouped_mlp(
+        meta(5, WIDTH), permutation, moe.experts, tiles=tiles, formats_U=formats,
+        stack_of_P=stack_of, scratch=workspace.scratch,
+    )  # fmt: skip
+    assert y.shape == (5 * (K + SHARED), WIDTH) and len(launches) >= 3
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        workspace.read_counters()
 
 
 def test_no_tokens_launch_nothing(launches):

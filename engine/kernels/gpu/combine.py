@@ -8,6 +8,7 @@ its own rows alone. Called by `engine.kernels.gpu.layer`.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,8 +31,8 @@ def combine(
     Args:
         out_RD: (R or more, D) experts' outputs ordered by expert, of any row stride.
         weights_TK: (T, K) fp32 routing weights of any strides.
-        row_of_N: (T·K,) int64 row of each pair; one at or past `num_rows` adds nothing.
-        num_rows: (1,) int64 on the device, R; all rows of `out_RD` count when None.
+        row_of_N: (T·K,) int64 row of each pair; one below 0 or at or past `num_rows` adds nothing.
+        num_rows: (1,) int64 on the device, R; all rows of `out_RD` count when None, and never more.
         out: (T, D) contiguous, to write to.
 
     Returns:
@@ -44,14 +45,20 @@ def combine(
     checks.rank("weights_TK", weights_TK, "T, K")
     checks.one_of("out_RD", out_RD, checks.FLOATS)
     checks.contiguous_rows("out_RD", out_RD)
-    checks.contiguous("row_of_N", row_of_N)
     num_tokens, k = weights_TK.shape
     because = f"weights_TK {checks.describe(weights_TK)}"
-    checks.shape("row_of_N", row_of_N, (num_tokens * k,), because)
-    checks.same_device(out_RD=out_RD, weights_TK=weights_TK, row_of_N=row_of_N)
+    checks.memory("row_of_N", row_of_N, (num_tokens * k,), torch.int64, because)
+    checks.same_device(
+        out_RD=out_RD, weights_TK=weights_TK, row_of_N=row_of_N, num_rows=num_rows, out=out
+    )
+    if num_rows is not None:
+        checks.memory("num_rows", num_rows, (1,), torch.int64, "the one number R")
     width = out_RD.shape[1]
     if out is None:
         out = out_RD.new_empty(num_tokens, width)
+    else:
+        because = f"out_RD {checks.describe(out_RD)} and {because}"
+        checks.memory("out", out, (num_tokens, width), out_RD.dtype, because)
     if num_tokens == 0:
         return out
     block = _block(width)
@@ -82,13 +89,14 @@ def _combine(
     inside = columns < D
     num_rows = capacity
     if num_rows_ptr is not None:
-        num_rows = tl.load(num_rows_ptr)
+        num_rows = tl.minimum(tl.load(num_rows_ptr), capacity)
     total = tl.zeros((BLOCK,), tl.float32)
     for slot in tl.static_range(K):
         row = tl.load(row_of_ptr + token * K + slot)
         weight = tl.load(weights_ptr + token * stride_t + slot * stride_k).to(tl.float32)
         at = rows_ptr + row * stride_r + columns
-        value = tl.load(at, mask=inside & (row < num_rows), other=0.0).to(tl.float32)
+        value = tl.load(at, mask=inside & (row >= 0) & (row < num_rows), other=0.0)
+        value = value.to(tl.float32)
         if slot == 0:
             total = value * weight
         else:

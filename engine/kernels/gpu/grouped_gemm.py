@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.errors import KernelError
 from engine.kernels import checks
 from engine.kernels.gpu.lang import INTERPRETED, narrow
-from engine.kernels.gpu.permute import BlockedPermutation
+from engine.kernels.gpu.permute import BlockedPermutation, num_blocks_bound
 from engine.kernels.gpu.quant import DTYPES, quantise_rows
 from engine.kernels.gpu.tiles import BLOCK_ROWS, SCHEMES, Tile, TileChoice, choose_tiles
 from engine.kernels.gpu.variant import Variant
@@ -65,18 +65,18 @@ class ExpertStack:
         if self.scheme in _ONE_BYTE:
             self._check_quantised(_ONE_BYTE[self.scheme])
 
-    def _check_quantised(self, name: str) -> None:
+    def _check_quantised(self, kind: str) -> None:
         if self.quantised is None:
-            raise KernelError(f"scheme {self.scheme} needs quantised weights ({name}).")
+            raise KernelError(f"scheme {self.scheme} needs quantised weights ({kind}).")
         gate_up, down = self.quantised.gate_up, self.quantised.down
-        checks.experts(gate_up.values, down.values)
+        checks.experts(gate_up.values, down.values, dtypes=(DTYPES[kind],))
         for which, one in (("gate_up", gate_up), ("down", down)):
-            checks.one_of(f"quantised.{which}.values", one.values, (DTYPES[name],))
             checks.contiguous(f"quantised.{which}.values", one.values)
-            because = f"its values {checks.describe(one.values)}"
-            checks.shape(
-                f"quantised.{which}.scales", one.scales, tuple(one.values.shape[:2]), because
-            )
+            name, because = f"quantised.{which}.scales", f"its values {checks.describe(one.values)}"
+            size = (one.values.shape[0], one.values.shape[1])
+            checks.memory(name, one.scales, size, torch.float32, because)
+            there = {name: one.scales, f"quantised.{which}.values": one.values}
+            checks.same_device(**there, gate_up=self.gate_up)
         if self.gate_up is not None:
             because = f"gate_up {checks.describe(self.gate_up)}"
             wanted = tuple(self.gate_up.shape)
@@ -173,10 +173,12 @@ def grouped_mlp(
         formats_U: (U or more,) int8 on the device for the `mixed_*` schemes: the format
             (`quant.NATIVE`, `INT8`, `E4M3`) of each unit of `permutation.format_rows` rows, units
             of expert 0 first. Expert 0 with 20 rows and expert 1 with 3 have units of 16, 4 and 3
-            rows. Another format than the scheme's two counts as native.
+            rows. Another format than the scheme's two counts as native. How many units are in use
+            is known on the device alone, so U is `num_blocks_bound(N, P, format_rows)`.
         stack_of_P: (P,) integers, where in the stack each physical expert's weights lie; P = E
-            and in order when None.
-        scratch: of `empty_scratch`, to work in.
+            and in order when None. Its range is checked where it lies on the host; on a GPU that
+            would wait, so the caller answers for it.
+        scratch: of `empty_scratch` for the same sizes, to work in.
 
     Returns:
         (N, D) in the format of `x_TD`, rows in the order of the permutation; those from R on are
@@ -189,6 +191,8 @@ def grouped_mlp(
     num_pairs = permutation.source_N.shape[0]
     if scratch is None:
         scratch = empty_scratch(x_TD.shape[0], num_pairs, experts, x_TD.dtype, x_TD.device)
+    else:
+        _check_scratch(scratch, x_TD, num_pairs, experts)
     if num_pairs == 0:
         return scratch.out_ND
     name, one_byte = _row_format(experts.scheme), experts.quantised
@@ -234,9 +238,13 @@ def _check(
             f"the permutation has blocks of {permutation.block_rows} rows but the tiles take "
             f"{tiles.gate_up.tokens}; permute with block_rows={tiles.gate_up.tokens}."
         )
+    if permutation.num_tokens != x_TD.shape[0]:
+        raise KernelError(
+            f"x_TD is {checks.describe(x_TD)} but the permutation is of {permutation.num_tokens} "
+            f"tokens; permute the ids of these tokens."
+        )
     if stack_of_P is not None:
-        because = "the permutation's experts"
-        checks.shape("stack_of_P", stack_of_P, (permutation.num_physical,), because)
+        _check_stack(stack_of_P, permutation.num_physical, experts)
     elif permutation.num_physical != experts.num_experts:
         raise KernelError(
             f"the permutation is over {permutation.num_physical} experts but gate_up is "
@@ -247,11 +255,63 @@ def _check(
         does = "needs" if mixed else "takes no"
         raise KernelError(f"scheme {experts.scheme} {does} formats_U.")
     if formats_U is not None:
-        checks.one_of("formats_U", formats_U, (torch.int8,))
-        checks.contiguous("formats_U", formats_U)
+        _check_formats(formats_U, permutation)
     checks.same_device(
         x_TD=x_TD, offsets=permutation.offsets, formats_U=formats_U, stack_of_P=stack_of_P
     )
+
+
+def _check_formats(formats_U: Tensor, permutation: BlockedPermutation) -> None:
+    """Require a format for every unit that any ids could need."""
+    checks.rank("formats_U", formats_U, "U")
+    checks.one_of("formats_U", formats_U, (torch.int8,))
+    checks.contiguous("formats_U", formats_U)
+    num_pairs, unit = permutation.source_N.shape[0], permutation.format_rows
+    needed = num_blocks_bound(num_pairs, permutation.num_physical, unit)
+    if formats_U.shape[0] < needed:
+        raise KernelError(
+            f"formats_U is {checks.describe(formats_U)} but must be ({needed},) or more to fit "
+            f"{num_pairs} pairs over {permutation.num_physical} experts in units of {unit} rows."
+        )
+
+
+def _check_stack(stack_of_P: Tensor, num_physical: int, experts: ExpertStack) -> None:
+    """Require a place for each physical expert; places are read on the host alone."""
+    because = f"the permutation's {num_physical} experts"
+    checks.shape("stack_of_P", stack_of_P, (num_physical,), because)
+    checks.one_of("stack_of_P", stack_of_P, (torch.int64, torch.int32))
+    checks.contiguous("stack_of_P", stack_of_P)
+    if stack_of_P.device.type != "cpu":
+        return
+    for place in (int(stack_of_P.min()), int(stack_of_P.max())):
+        if not 0 <= place < experts.num_experts:
+            raise KernelError(
+                f"stack_of_P {checks.describe(stack_of_P)} holds the place {place} but gate_up "
+                f"{checks.describe(experts._any_gate_up)} has 0 to {experts.num_experts - 1}."
+            )
+
+
+def _check_scratch(scratch: Scratch, x_TD: Tensor, num_pairs: int, experts: ExpertStack) -> None:
+    """Require what `empty_scratch` gives for these sizes."""
+    because = f"x_TD {checks.describe(x_TD)} and {num_pairs} pairs"
+    wanted = empty_scratch(x_TD.shape[0], num_pairs, experts, x_TD.dtype, "meta")
+
+    def check(name: str, given: Tensor, like: Tensor) -> None:
+        checks.memory(name, given, tuple(like.shape), like.dtype, because)
+        checks.same_device(**{"x_TD": x_TD, name: given})
+
+    check("scratch.inner_NF", scratch.inner_NF, wanted.inner_NF)
+    check("scratch.out_ND", scratch.out_ND, wanted.out_ND)
+    for name, given, like in (
+        ("scratch.tokens", scratch.tokens, wanted.tokens),
+        ("scratch.rows", scratch.rows, wanted.rows),
+    ):
+        if like is None:
+            continue
+        if given is None:
+            raise KernelError(f"{name} is None but scheme {experts.scheme} needs it; allocate it.")
+        check(f"{name}[0]", given[0], like[0])
+        check(f"{name}[1]", given[1], like[1])
 
 
 class _Operands(NamedTuple):

@@ -42,13 +42,27 @@ class Workspace(NamedTuple):
     scratch: Scratch
     y_TD: Tensor
     """(T, D) the layer's result, overwritten by the next call."""
+    bad_rows: Tensor
+    """() int32 on the device: tokens of the last call with a logit that was not finite."""
+
+    @property
+    def bad_ids(self) -> Tensor:
+        """() int32 on the device: ids of the last call that were no expert's; they are skipped."""
+        return self.permutation.bad_ids
+
+    def read_counters(self) -> dict[str, int]:
+        """Return `bad_rows` and `bad_ids` of the last call; waits for the device.
+
+        Both are 0 when all is well. Call it between steps, never while a graph is captured.
+        """
+        return {"bad_rows": int(self.bad_rows), "bad_ids": int(self.bad_ids)}
 
 
 class DeviceMoE:
     """One MoE layer with its weights; a shared expert rides in the same launches as the routed.
 
     Layers of one model may share a workspace, since it holds nothing from one call to the next but
-    the result.
+    the result and the counters (`Workspace.read_counters`) of what was wrong in the last call.
     """
 
     def __init__(
@@ -76,6 +90,7 @@ class DeviceMoE:
         Raises:
             KernelError: an argument does not fit the others.
         """
+        checks.at_least("num_shared", num_shared, 0)
         checks.rank("gate_weight_ED", gate_weight_ED, "E, D")
         num_routed = experts.num_experts - num_shared
         because = f"{num_routed} routed experts of width {experts.width}"
@@ -86,7 +101,12 @@ class DeviceMoE:
         self.logit_bias_E, self.selection_bias_E = logit_bias_E, selection_bias_E
 
     def workspace(self, num_tokens: int, dtype: torch.dtype) -> Workspace:
-        """Allocate what a call with exactly T tokens of this format needs."""
+        """Allocate what a call with exactly T tokens of this format needs.
+
+        Raises:
+            KernelError: `num_tokens` is negative, or the sizes or the format are not supported.
+        """
+        checks.at_least("num_tokens", num_tokens, 0)
         device, num_experts = self.gate_weight_ED.device, self.experts.num_experts
         routed, slots = self.router.top_k, self.router.top_k + self.num_shared
         num_pairs = num_tokens * slots
@@ -104,6 +124,7 @@ class DeviceMoE:
             ),
             scratch=empty_scratch(num_tokens, num_pairs, self.experts, dtype, device),
             y_TD=torch.empty(num_tokens, self.experts.width, dtype=dtype, device=device),
+            bad_rows=torch.zeros((), dtype=torch.int32, device=device),
         )
 
     def __call__(
@@ -126,7 +147,10 @@ class DeviceMoE:
         because = f"the workspace {checks.describe(workspace.y_TD)}"
         checks.shape("x_TD", x_TD, tuple(workspace.y_TD.shape), because)
         checks.one_of("x_TD", x_TD, (workspace.y_TD.dtype,))
-        tiles, ids_TK, weights_TK, permutation, scratch, y_TD = workspace
+        tiles, ids_TK, weights_TK, permutation, scratch, y_TD, bad_rows = workspace
+        size = (x_TD.shape[0], self.router.top_k + self.num_shared)
+        because = f"top-{self.router.top_k} and {self.num_shared} shared experts"
+        checks.shape("workspace.ids_TK", ids_TK, size, because)
         if x_TD.shape[0] == 0:
             return y_TD
         chosen = route(
@@ -135,10 +159,11 @@ class DeviceMoE:
             logit_bias_E=self.logit_bias_E,
             selection_bias_E=self.selection_bias_E,
             explain=False,
+            bad_rows=bad_rows,
         )
         ids_TK[:, : self.router.top_k] = chosen.topk_ids_TK
         weights_TK[:, : self.router.top_k] = chosen.topk_weights_TK
-        permute(
+        permutation = permute(
             ids_TK,
             self.experts.num_experts,
             permutation.block_rows,
@@ -161,9 +186,16 @@ def gate_logits(x_TD: Tensor, gate_weight_ED: Tensor) -> Tensor:
 
 
 def capture(
-    layer: DeviceMoE, num_tokens: int, dtype: torch.dtype, *, formats_U: Tensor | None = None
+    layer: DeviceMoE,
+    num_tokens: int,
+    dtype: torch.dtype,
+    *,
+    formats_U: Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """Record a layer for T tokens in a CUDA graph and return what replays it.
+
+    Pass a `workspace` of `layer.workspace(num_tokens, dtype)` to read its counters after a replay.
 
     Returns:
         a function of (T, D) tokens to (T, D); the result is overwritten by the next call.
@@ -174,7 +206,8 @@ def capture(
     device = layer.gate_weight_ED.device
     if device.type != "cuda":
         raise KernelError(f"only a layer on a GPU can be captured, and this one is on {device}.")
-    workspace = layer.workspace(num_tokens, dtype)
+    if workspace is None:
+        workspace = layer.workspace(num_tokens, dtype)
     x_TD = torch.zeros(num_tokens, layer.experts.width, dtype=dtype, device=device)
     beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     beside.wait_stream(torch.cuda.current_stream(device))

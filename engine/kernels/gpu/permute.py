@@ -9,13 +9,14 @@ the order is the stable one of `engine.kernels.permute`, bit for bit. Called by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.errors import KernelError
 from engine.kernels import checks
 from engine.kernels.gpu.variant import Variant
 from engine.kernels.quant import FORMAT_ROWS
@@ -60,6 +61,8 @@ class BlockedPermutation:
     """(B,) int32 the first format unit of each block, in the order of experts."""
     chunk_counts: Tensor = field(repr=False)
     """(chunks, lanes) int32 scratch; empty where N is small."""
+    num_tokens: int | None = None
+    """T of the ids that were permuted; None before `permute`."""
 
     @property
     def counts_P(self) -> Tensor:
@@ -97,28 +100,62 @@ def empty_permutation(
     """Allocate what `permute` fills for N pairs.
 
     Raises:
-        RoutingError: a size that is not allowed.
+        KernelError: a size that is not allowed.
     """
+    checks.at_least("num_pairs", num_pairs, 0)
+    checks.at_least("num_physical", num_physical, 1)
     checks.block_sizes(block_rows, format_rows)
-    num_blocks = num_blocks_bound(num_pairs, num_physical, block_rows)
-    chunks = triton.cdiv(num_pairs, CHUNK) if num_pairs > QUADRATIC_PAIRS else 0
-
-    def zeros(size: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(size, dtype=dtype, device=device)
-
+    arrays = {
+        name: torch.zeros(size, dtype=dtype, device=device)
+        for name, (size, dtype) in _arrays(num_pairs, num_physical, block_rows).items()
+    }
+    arrays["block_expert_B"].fill_(-1)
     return BlockedPermutation(
         num_physical=num_physical,
         block_rows=block_rows,
         format_rows=format_rows,
-        source_N=zeros(num_pairs, torch.int64),
-        row_of_N=zeros(num_pairs, torch.int64),
-        offsets=zeros(num_physical + 1, torch.int64),
-        tally=zeros(_lanes(num_physical), torch.int32),
-        block_expert_B=torch.full((num_blocks,), -1, dtype=torch.int32, device=device),
-        block_row_B=zeros(num_blocks, torch.int64),
-        block_unit_B=zeros(num_blocks, torch.int32),
-        chunk_counts=zeros(chunks * _lanes(num_physical), torch.int32),
+        num_tokens=None,
+        **arrays,
     )
+
+
+def _arrays(
+    num_pairs: int, num_physical: int, block_rows: int
+) -> dict[str, tuple[int, torch.dtype]]:
+    """Return the size and format of each array for N pairs over P experts."""
+    num_blocks = num_blocks_bound(num_pairs, num_physical, block_rows)
+    chunks = triton.cdiv(num_pairs, CHUNK) if num_pairs > QUADRATIC_PAIRS else 0
+    return {
+        "source_N": (num_pairs, torch.int64),
+        "row_of_N": (num_pairs, torch.int64),
+        "offsets": (num_physical + 1, torch.int64),
+        "tally": (_lanes(num_physical), torch.int32),
+        "block_expert_B": (num_blocks, torch.int32),
+        "block_row_B": (num_blocks, torch.int64),
+        "block_unit_B": (num_blocks, torch.int32),
+        "chunk_counts": (chunks * _lanes(num_physical), torch.int32),
+    }
+
+
+def _check_out(
+    out: BlockedPermutation, ids_TK: Tensor, num_physical: int, block_rows: int, format_rows: int
+) -> None:
+    """Require arrays of `empty_permutation` for just these sizes."""
+    for name, value in (
+        ("num_physical", num_physical),
+        ("block_rows", block_rows),
+        ("format_rows", format_rows),
+    ):
+        if getattr(out, name) != value:
+            raise KernelError(
+                f"out has {name} {getattr(out, name)} but the call asks for {value}; allocate it "
+                f"for the same sizes."
+            )
+    because = f"ids_TK {checks.describe(ids_TK)} over {num_physical} experts"
+    for name, (size, dtype) in _arrays(ids_TK.numel(), num_physical, block_rows).items():
+        array = getattr(out, name)
+        checks.memory(f"out.{name}", array, (size,), dtype, because)
+        checks.same_device(**{"ids_TK": ids_TK, f"out.{name}": array})
 
 
 def permute(
@@ -141,10 +178,11 @@ def permute(
         num_physical: P.
         block_rows: rows of one expert in a block, a power of two.
         format_rows: rows of one expert that share a number format; divides `block_rows`.
-        out: arrays of `empty_permutation` for the same sizes, to write to.
+        out: arrays of `empty_permutation` for the same sizes, to write to; the result holds them.
 
     Raises:
-        RoutingError: `ids_TK` is no matrix of integers, or a size is not allowed.
+        KernelError: `ids_TK` is no matrix of integers, a size is not allowed, or `out` is of other
+            sizes.
     """
     checks.ids_matrix("ids_TK", ids_TK)
     num_pairs = ids_TK.numel()
@@ -152,8 +190,13 @@ def permute(
         out = empty_permutation(
             num_pairs, num_physical, block_rows, ids_TK.device, format_rows=format_rows
         )
+    else:
+        _check_out(out, ids_TK, num_physical, block_rows, format_rows)
+    out = replace(out, num_tokens=ids_TK.shape[0])
     if num_pairs == 0:
-        return out  # as allocated: no rows, no blocks
+        out.offsets.zero_()  # no rows, and the arrays of blocks are empty
+        out.tally.zero_()
+        return out
     layout = (*ids_TK.stride(), ids_TK.shape[1])
     sizes = {"P": num_physical, "LANES": _lanes(num_physical)}
     blocks = (out.offsets, out.block_expert_B, out.block_row_B, out.block_unit_B)
@@ -199,7 +242,16 @@ def append_shared(
 
     Returns:
         ids and weights, (T, K + S) each.
+
+    Raises:
+        KernelError: an argument does not fit the others.
     """
+    checks.ids_matrix("ids_TK", ids_TK)
+    because = f"ids_TK {checks.describe(ids_TK)}"
+    checks.shape("weights_TK", weights_TK, tuple(ids_TK.shape), because)
+    checks.same_device(ids_TK=ids_TK, weights_TK=weights_TK)
+    checks.at_least("num_physical", num_physical, 1)
+    checks.at_least("num_shared", num_shared, 0)
     shared = torch.arange(num_physical, num_physical + num_shared, device=ids_TK.device)
     ids = torch.cat((ids_TK, shared.to(ids_TK.dtype).expand(ids_TK.shape[0], -1)), dim=1)
     ones = weights_TK.new_ones(weights_TK.shape[0], num_shared)

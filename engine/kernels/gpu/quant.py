@@ -42,7 +42,8 @@ def quantise_rows(
         values (R, D) and scales (R,) fp32.
 
     Raises:
-        KernelError: `x_RD` is no matrix of floats, is too wide, or there is no such format.
+        KernelError: `x_RD` is no matrix of floats, is too wide, there is no such format, or another
+            argument does not fit.
     """
     checks.rank("x_RD", x_RD, "R, D")
     checks.one_of("x_RD", x_RD, checks.FLOATS)
@@ -52,6 +53,14 @@ def quantise_rows(
         raise KernelError(f"format ({name!r}) must be one of {', '.join(LARGEST)}.")
     if width > MAX_WIDTH:
         raise KernelError(f"x_RD is {checks.describe(x_RD)} but rows may be {MAX_WIDTH} wide.")
+    if num_rows is not None:
+        checks.memory("num_rows", num_rows, (1,), torch.int64, "the one number R")
+    if out is not None:
+        because = f"x_RD {checks.describe(x_RD)}"
+        checks.memory("out[0]", out[0], (count, width), DTYPES[name], because)
+        checks.memory("out[1]", out[1], (count,), torch.float32, because)
+    values, scales = out or (None, None)
+    checks.same_device(x_RD=x_RD, num_rows=num_rows, values=values, scales=scales)
     if out is None:
         values = torch.empty((count, width), dtype=DTYPES[name], device=x_RD.device)
         out = values, torch.empty(count, dtype=torch.float32, device=x_RD.device)

@@ -42,12 +42,14 @@ def route(
     banned_E: Tensor | None = None,
     explain: bool = True,
     ids_dtype: torch.dtype = torch.int64,
+    bad_rows: Tensor | None = None,
 ) -> Selection:
     """Score every expert, keep the K best of each row, and weigh them.
 
     Arguments and result are those of `engine.kernels.topk.route`, with up to 1024 experts. Rows of
-    logits may be any stride apart, columns must be neighbours. Ids come back in `ids_dtype`, int64
-    or int32.
+    logits may be any stride apart, columns must be neighbours; biases and masks may have any
+    stride. Ids come back in `ids_dtype`, int64 or int32. The result's `bad_rows` is the given one,
+    () int32 on the device, if any.
 
     Raises:
         ConfigError: K or the groups do not fit E.
@@ -61,11 +63,13 @@ def route(
             f"logits_TE is {checks.describe(logits_TE)} but may have at most {MAX_EXPERTS} "
             "experts on this path."
         )
+    if ids_dtype not in (torch.int64, torch.int32):
+        raise KernelError(f"ids_dtype ({ids_dtype}) must be torch.int64 or torch.int32.")
     k = router.top_k
     num_ranked = min(k + 1, num_experts) if explain else k
     topk_ids_TK = logits_TE.new_empty(num_tokens, k, dtype=ids_dtype)
     weights_TK = logits_TE.new_empty(num_tokens, k, dtype=torch.float32)
-    bad_rows = logits_TE.new_zeros((), dtype=torch.int32)
+    bad_rows = _zero_counter(bad_rows, logits_TE)
     ranked_ids_TJ = ranked_scores_TJ = scores_TE = None
     if explain:
         ranked_ids_TJ = logits_TE.new_empty(num_tokens, num_ranked, dtype=ids_dtype)
@@ -74,16 +78,29 @@ def route(
     if num_tokens:
         constants = _constants(router, num_experts, num_ranked)
         _route[(triton.cdiv(num_tokens, constants["ROWS"]),)](
-            logits_TE, logit_bias_E, selection_bias_E, _bytes(preferred_E), _bytes(banned_E),
-            topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, bad_rows,
-            num_tokens, logits_TE.stride(0), router.eps, router.scale, 2 * router.jitter,
+            logits_TE, _dense(logit_bias_E), _dense(selection_bias_E), _bytes(preferred_E),
+            _bytes(banned_E), topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE,
+            bad_rows, num_tokens, logits_TE.stride(0), router.eps, router.scale, 2 * router.jitter,
             **constants, num_warps=1,
         )  # fmt: skip
     return Selection(topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, bad_rows)
 
 
 def _bytes(mask_E: Tensor | None) -> Tensor | None:
-    return None if mask_E is None else mask_E.view(torch.int8)
+    return None if mask_E is None else mask_E.contiguous().view(torch.int8)
+
+
+def _dense(bias_E: Tensor | None) -> Tensor | None:
+    """Return what the kernel may read without a stride."""
+    return None if bias_E is None else bias_E.contiguous()
+
+
+def _zero_counter(counter: Tensor | None, logits_TE: Tensor) -> Tensor:
+    if counter is None:
+        return logits_TE.new_zeros((), dtype=torch.int32)
+    checks.memory("bad_rows", counter, (), torch.int32, "a count")
+    checks.same_device(logits_TE=logits_TE, bad_rows=counter)
+    return counter.zero_()
 
 
 def _constants(router: RouterConfig, num_experts: int, num_ranked: int) -> dict[str, Any]:

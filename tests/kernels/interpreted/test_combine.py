@@ -84,9 +84,48 @@ def test_no_tokens_give_no_rows_in_the_right_format(monkeypatch):
 
 def test_wrong_arguments_are_named():
     rows, weights, row_of = batch(6, 2, 20)
-    with pytest.raises(KernelError, match=r"row_of_N is \(11,\) .* must be \(12,\) to fit weights"):
+    with pytest.raises(
+        KernelError, match=r"row_of_N is \(11,\) .* must be \(12,\) int64 to fit weights"
+    ):
         ours.combine(rows, weights, row_of[:-1].contiguous())
     with pytest.raises(KernelError, match=r"out_RD \(12, 20\) float32 has stride 2"):
         ours.combine(torch.zeros(12, 40)[:, ::2], weights, row_of)
     with pytest.raises(KernelError, match=r"out_RD is \(12, 20\) int8"):
         ours.combine(rows.to(torch.int8), weights, row_of)
+
+
+def test_a_negative_row_and_one_past_the_memory_add_nothing():
+    memory = torch.full((5, 2), float("nan"))
+    memory[1:3] = rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    weights = torch.tensor([[0.5, 9.0, 1.0], [1.0, 9.0, 9.0]])
+    row_of = torch.tensor([0, -1, 1, 1, 2, -1])
+    expected = torch.tensor([[3.5, 5.0], [3.0, 4.0]])
+    assert torch.equal(ours.combine(memory[1:3], weights, row_of), expected)
+    too_many = torch.tensor([4])
+    assert torch.equal(ours.combine(memory[1:3], weights, row_of, num_rows=too_many), expected)
+    assert torch.equal(ours.combine(rows, weights, row_of, num_rows=torch.tensor([2])), expected)
+
+
+def test_memory_to_write_to_rows_and_their_number_must_fit():
+    rows, weights, row_of = batch(6, 2, 20)
+    given = torch.empty(6, 20)
+    assert ours.combine(rows, weights, row_of, out=given) is given
+    assert torch.equal(given, twin.combine(rows, weights, row_of))
+    for out, match in (
+        (
+            torch.empty(5, 20),
+            r"out is \(5, 20\) float32 but must be \(6, 20\) .* out_RD \(12, 20\)",
+        ),
+        (torch.empty(6, 19), r"out is \(6, 19\) float32 but must be \(6, 20\)"),
+        (torch.empty(6, 20, dtype=torch.float16), r"out is .*float16 but must be .* float32"),
+        (torch.empty(20, 6).t(), r"out \(6, 20\) float32 has strides \(1, 6\)"),
+        (torch.empty(6, 20, device="meta"), r"one device.*out on meta"),
+    ):
+        with pytest.raises(KernelError, match=match):
+            ours.combine(rows, weights, row_of, out=out)
+    for wrong in (row_of.int(), row_of.view(6, 2), row_of.repeat(2), row_of.double()):
+        with pytest.raises(KernelError, match=r"row_of_N is .* but must be \(12,\) int64"):
+            ours.combine(rows, weights, wrong)
+    for number in (torch.tensor(3), torch.tensor([3, 3]), torch.tensor([3]).int()):
+        with pytest.raises(KernelError, match=r"num_rows is .* but must be \(1,\) int64"):
+            ours.combine(rows, weights, row_of, num_rows=number)

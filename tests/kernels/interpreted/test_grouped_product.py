@@ -11,7 +11,7 @@ from engine.errors import KernelError
 from engine.kernels import quant, reference
 from engine.kernels.gpu import grouped_gemm as ours
 from engine.kernels.gpu.combine import combine
-from engine.kernels.gpu.permute import permute
+from engine.kernels.gpu.permute import empty_permutation, num_blocks_bound, permute
 from engine.kernels.gpu.tiles import Tile, TileChoice
 from tests.numerics import close
 
@@ -59,6 +59,9 @@ class Batch:
         scratch = ours.empty_scratch(len(x), ids.numel(), stack, x.dtype, "cpu")
         scratch.inner_NF.fill_(float("nan"))
         scratch.out_ND.fill_(float("nan"))
+        if formats is not None:  # for every unit that any ids could need; 77 is no format
+            most = num_blocks_bound(ids.numel(), stack.num_experts, format_rows)
+            formats = torch.nn.functional.pad(formats, (0, most - len(formats)), value=77)
         out = ours.grouped_mlp(
             x, permutation, stack, tiles=TILES, formats_U=formats, scratch=scratch
         )
@@ -307,3 +310,66 @@ def test_arguments_that_do_not_fit_are_named_with_both_shapes():
         ours.ExpertStack(scheme="int4")
     with pytest.raises(KernelError, match=r"scheme w8a8 needs quantised weights \(int8\)"):
         ours.ExpertStack(scheme="w8a8")
+
+
+def test_tokens_must_be_those_that_were_permuted():
+    batch = Batch(6, 4, 2, 32, 16)
+    refused(r"x_TD is \(3, 32\) float32 but the permutation is of 6 tokens", x_TD=batch.x[:3])
+    refused(r"x_TD is \(0, 32\) float32 but the permutation is of 6 tokens", x_TD=batch.x[:0])
+    refused(r"is of None tokens", permutation=empty_permutation(12, 4, 16, "cpu"))
+
+
+def test_formats_and_places_in_the_stack_must_fit_the_permutation():
+    batch = Batch(6, 4, 2, 32, 16)
+    mixed = batch.stack("mixed_int8")
+    for formats, match in (
+        (torch.zeros(3, dtype=torch.int8), r"is \(3,\) int8 but must be \(4,\) or more to fit 12"),
+        (torch.zeros(4, dtype=torch.int32), r"formats_U is \(4,\) int32 but must be one of int8"),
+        (torch.zeros(4, 1, dtype=torch.int8), r"formats_U is \(4, 1\) int8 .* axes \(U\)"),
+        (torch.zeros(8, dtype=torch.int8)[::2], r"formats_U \(4,\) int8 has strides \(2,\)"),
+    ):
+        refused(match, experts=mixed, formats_U=formats)
+    for places, match in (
+        (torch.zeros(4), r"stack_of_P is \(4,\) float32 but must be one of int64, int32"),
+        (torch.zeros(5, dtype=torch.int64), r"stack_of_P is \(5,\) int64 but must be \(4,\)"),
+        (torch.zeros(8, dtype=torch.int64)[::2], r"stack_of_P \(4,\) int64 has strides"),
+        (torch.tensor([0, 1, 2, 4]), r"holds the place 4 but gate_up \(4, 32, 32\).* 0 to 3"),
+        (torch.tensor([0, -1, 2, 3]), r"holds the place -1"),
+    ):
+        refused(match, stack_of_P=places)
+
+
+def test_scratch_of_other_sizes_and_scales_that_do_not_fit_are_refused():
+    batch = Batch(6, 4, 2, 32, 16)
+    native, one_byte = batch.stack("native"), batch.stack("w8a8")
+    empty, f32 = ours.empty_scratch, torch.float32
+    refused(
+        r"scratch.inner_NF is \(11, 16\) float32 but must be \(12, 16\) .* to fit x_TD \(6, 32\)",
+        scratch=empty(6, 11, native, f32, "cpu"),
+    )
+    refused(r"inner_NF is .*bfloat16", scratch=empty(6, 12, native, torch.bfloat16, "cpu"))
+    good = empty(6, 12, one_byte, f32, "cpu")
+    for change, match in (
+        ({"out_ND": torch.empty(32, 12).t()}, r"scratch.out_ND \(12, 32\) .* strides \(1, 12\)"),
+        ({"tokens": None}, r"scratch.tokens is None but scheme w8a8 needs it"),
+        (
+            {"tokens": (good.tokens[0][:5], good.tokens[1])},
+            r"scratch.tokens\[0\] is \(5, 32\) int8",
+        ),
+        ({"rows": (good.rows[0], good.rows[1][:5])}, r"scratch.rows\[1\] is \(5,\) float32"),
+        ({"inner_NF": good.inner_NF.to("meta")}, r"one device.*scratch.inner_NF on meta"),
+    ):
+        refused(match, experts=one_byte, scratch=good._replace(**change))
+    gate_up = one_byte.quantised.gate_up
+    strided = gate_up.scales.t().contiguous().t()
+    for scales, match in (
+        (strided, r"quantised.gate_up.scales \(4, 32\) float32 has strides"),
+        (gate_up.scales.double(), r"quantised.gate_up.scales is \(4, 32\) float64 .* float32"),
+        (
+            gate_up.scales[:3],
+            r"quantised.gate_up.scales is \(3, 32\) float32 but must be \(4, 32\)",
+        ),
+    ):
+        wrong = replace(one_byte.quantised, gate_up=replace(gate_up, scales=scales))
+        with pytest.raises(KernelError, match=match):
+            replace(one_byte, quantised=wrong)

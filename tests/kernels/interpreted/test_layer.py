@@ -102,3 +102,31 @@ def test_what_does_not_fit_is_refused():
         layer(tokens(4).bfloat16(), workspace)
     with pytest.raises(KernelError, match=r"only a layer on a GPU can be captured"):
         capture(layer, 4, torch.float32)
+
+
+def test_a_workspace_counts_what_was_wrong_in_the_last_call():
+    gate, gate_up, down = weights(1)
+    stack = ExpertStack(scheme="native", gate_up=gate_up, down=down)
+    layer = DeviceMoE(gate, ROUTER, stack, num_shared=1)
+    workspace = layer.workspace(4, torch.float32)
+    x = tokens(4)
+    x[1, 0] = x[3, 5] = float("nan")
+    layer(x, workspace)
+    assert workspace.read_counters() == {"bad_rows": 2, "bad_ids": 0}
+    workspace.ids_TK[:3, K] = EXPERTS + 1  # where the shared expert's id stands for good
+    layer(tokens(4), workspace)
+    assert workspace.read_counters() == {"bad_rows": 0, "bad_ids": 3}
+    assert int(workspace.bad_ids) == 3 and workspace.bad_rows.shape == ()
+
+
+def test_counts_below_none_and_a_workspace_of_another_layer_are_refused():
+    gate, gate_up, down = weights()
+    stack = ExpertStack(scheme="native", gate_up=gate_up, down=down)
+    with pytest.raises(KernelError, match=r"num_shared \(-1\) must be 0 or more"):
+        DeviceMoE(gate, ROUTER, stack, num_shared=-1)
+    layer = DeviceMoE(gate, ROUTER, stack)
+    with pytest.raises(KernelError, match=r"num_tokens \(-1\) must be 0 or more"):
+        layer.workspace(-1, torch.float32)
+    other = DeviceMoE(gate, RouterConfig(top_k=3), stack).workspace(4, torch.float32)
+    with pytest.raises(KernelError, match=r"workspace.ids_TK is \(4, 3\) .* must be \(4, 2\)"):
+        layer(tokens(4), other)

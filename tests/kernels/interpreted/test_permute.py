@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -169,3 +171,59 @@ def test_wrong_arguments_are_named():
         ours.permute(torch.zeros(4, 2, dtype=torch.int64), 2, 24)
     with pytest.raises(KernelError, match=r"block_rows \(8\) must be a multiple of format_rows"):
         ours.permute(torch.zeros(4, 2, dtype=torch.int64), 2, 8)
+
+
+def test_memory_of_another_size_is_refused():
+    ids = torch.tensor([[1, 0], [1, -1]])
+    for sizes, match in (
+        (
+            (6, 2, 16),
+            r"out.source_N is \(6,\) int64 but must be \(4,\) int64 to fit ids_TK \(2, 2\)",
+        ),
+        ((3, 2, 16), r"out.source_N is \(3,\) int64 but must be \(4,\)"),
+        ((4, 3, 16), r"out has num_physical 3 but the call asks for 2"),
+        ((4, 2, 32), r"out has block_rows 32 but the call asks for 16"),
+    ):
+        with pytest.raises(KernelError, match=match):
+            ours.permute(ids, 2, 16, out=ours.empty_permutation(*sizes, "cpu"))
+    fits = ours.empty_permutation(4, 2, 16, "cpu")
+    with pytest.raises(KernelError, match=r"out has format_rows 16 but the call asks for 8"):
+        ours.permute(ids, 2, 16, format_rows=8, out=fits)
+    with pytest.raises(KernelError, match=r"out.offsets is \(3,\) int32 but must be \(3,\) int64"):
+        ours.permute(ids, 2, 16, out=replace(fits, offsets=fits.offsets.int()))
+    with pytest.raises(KernelError, match=r"out.row_of_N \(4,\) int64 has strides \(2,\)"):
+        ours.permute(ids, 2, 16, out=replace(fits, row_of_N=torch.zeros(8).long()[::2]))
+    with pytest.raises(KernelError, match=r"one device.*out.tally on meta"):
+        ours.permute(ids, 2, 16, out=replace(fits, tally=fits.tally.to("meta")))
+
+
+def test_no_tokens_leave_no_rows_in_used_memory(way):
+    out = ours.empty_permutation(0, 3, 16, "cpu")
+    out.offsets.fill_(5)
+    out.tally.fill_(5)
+    found = ours.permute(torch.empty(0, 2, dtype=torch.int64), 3, 16, out=out)
+    assert found.offsets is out.offsets and found.num_tokens == 0
+    assert out.offsets.tolist() == [0] * 4 and out.counts_P.tolist() == [0] * 3
+    assert int(found.num_rows) == int(found.bad_ids) == 0
+    with pytest.raises(KernelError, match=r"out.source_N is \(4,\) int64 but must be \(0,\)"):
+        ours.permute(torch.empty(0, 2).long(), 3, 16, out=ours.empty_permutation(4, 3, 16, "cpu"))
+
+
+def test_sizes_below_the_least_are_named():
+    ids = torch.tensor([[1, 0]])
+    with pytest.raises(KernelError, match=r"num_pairs \(-2\) must be 0 or more"):
+        ours.empty_permutation(-2, 4, 16, "cpu")
+    for num_physical in (-1, 0):
+        with pytest.raises(
+            KernelError, match=rf"num_physical \({num_physical}\) must be 1 or more"
+        ):
+            ours.permute(ids, num_physical, 16)
+        with pytest.raises(
+            KernelError, match=rf"num_physical \({num_physical}\) must be 1 or more"
+        ):
+            ours.append_shared(ids, torch.ones(1, 2), num_physical)
+    with pytest.raises(KernelError, match=r"num_shared \(-1\) must be 0 or more"):
+        ours.append_shared(ids, torch.ones(1, 2), 2, num_shared=-1)
+    for size in ((1, 3), (2, 2)):
+        with pytest.raises(KernelError, match=r"weights_TK is .* must be \(1, 2\) to fit ids_TK"):
+            ours.append_shared(ids, torch.ones(size), 2)

@@ -76,3 +76,25 @@ def test_wrong_arguments_are_named():
         ours.quantise_rows(torch.zeros(2, 40000), "int8")
     with pytest.raises(KernelError, match=r"x_RD is \(2, 16\) int64"):
         ours.quantise_rows(torch.zeros(2, 16, dtype=torch.int64), "int8")
+
+
+def test_memory_to_write_to_and_the_number_of_rows_must_fit():
+    x = torch.ones(3, 16)
+    values, scales = torch.empty(3, 16, dtype=torch.int8), torch.empty(3)
+    assert same(ours.quantise_rows(x, "int8", out=(values, scales)), twin.quantise_rows(x, "int8"))
+    for out, match in (
+        ((values[:2], scales), r"out\[0\] is \(2, 16\) int8 but must be \(3, 16\) int8 .* x_RD"),
+        ((values.view(torch.uint8), scales), r"out\[0\] is \(3, 16\) uint8"),
+        ((torch.empty(16, 3).to(torch.int8).t(), scales), r"out\[0\] .* has strides \(1, 3\)"),
+        ((values, scales[:2]), r"out\[1\] is \(2,\) float32 but must be \(3,\) float32"),
+        ((values, scales.double()), r"out\[1\] is \(3,\) float64"),
+        ((values, torch.empty(6)[::2]), r"out\[1\] .* has strides \(2,\)"),
+        ((values, scales.to("meta")), r"one device.*scales on meta"),
+    ):
+        with pytest.raises(KernelError, match=match):
+            ours.quantise_rows(x, "int8", out=out)
+    for number in (torch.tensor(2), torch.tensor([2, 2]), torch.tensor([2]).int()):
+        with pytest.raises(KernelError, match=r"num_rows is .* but must be \(1,\) int64"):
+            ours.quantise_rows(x, "int8", num_rows=number)
+    with pytest.raises(KernelError, match=r"one device.*num_rows on meta"):
+        ours.quantise_rows(x, "int8", num_rows=torch.tensor([2], device="meta"))

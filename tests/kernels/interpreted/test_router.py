@@ -81,3 +81,43 @@ def test_the_check_fails_for_a_kernel_with_one_fault(monkeypatch):
         assert not agrees(given.run(topk.route), given.oracle), fault
     monkeypatch.setattr(topk, "_constants", constants)
     assert agrees_in_full(topk.route, given)
+
+
+def test_biases_and_masks_of_any_stride_are_read_right():
+    def strided(tensor):
+        wide = torch.ones(len(tensor), 2, dtype=tensor.dtype)
+        wide[:, 0] = tensor
+        return wide[:, 0]
+
+    generator = torch.Generator().manual_seed(3)
+    logits, bias = torch.randn(5, 8, generator=generator), torch.randn(8, generator=generator)
+    mask = torch.tensor([0, 1, 0, 0, 0, 0, 0, 0], dtype=torch.bool)
+    for router, name, given in (
+        (RouterConfig.gpt_oss(2), "logit_bias_E", bias),
+        (KINDS["deepseek-v3"](2, 8), "selection_bias_E", bias),
+        (TOP_2, "preferred_E", mask),
+        (TOP_2, "banned_E", mask),
+    ):
+        assert not strided(given).is_contiguous()
+        dense = topk.route(logits, router, **{name: given})
+        found = topk.route(logits, router, **{name: strided(given)})
+        assert all(map(torch.equal, found, dense)), name
+        other = topk.route(logits, router, **{name: torch.ones_like(given).logical_not().to(given)})
+        assert not torch.equal(other.topk_weights_TK, dense.topk_weights_TK), "it matters"
+
+
+def test_ids_of_another_format_and_a_counter_that_does_not_fit_are_refused():
+    logits = torch.zeros(2, 8)
+    for dtype in (torch.int8, torch.int16, torch.float32):
+        with pytest.raises(KernelError, match=rf"ids_dtype \({dtype}\) must be torch.int64 or"):
+            topk.route(logits, TOP_2, ids_dtype=dtype)
+    with pytest.raises(KernelError, match=r"bad_rows is \(1,\) int32 but must be \(\) int32"):
+        topk.route(logits, TOP_2, bad_rows=torch.zeros(1, dtype=torch.int32))
+
+
+def test_a_given_counter_holds_this_calls_broken_rows():
+    counter = torch.tensor(9, dtype=torch.int32)
+    logits = torch.zeros(3, 8)
+    logits[1, 2] = float("nan")
+    assert topk.route(logits, TOP_2, bad_rows=counter).bad_rows is counter
+    assert counter.item() == 1
