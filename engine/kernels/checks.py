@@ -197,7 +197,7 @@ def groups(rows_RD: Tensor, counts: Sequence[int], experts: Sequence[int], gate_
             and len(counts) == len(experts)
             and min(counts, default=0) >= 0
             and min(experts, default=0) >= 0
-            and isinstance(last := max(experts, default=0), int)
+            and isinstance(last := max(experts, default=-1), int)
             and last < num_experts
             and not (rows_RD.is_meta or rows_RD.is_sparse)
         )

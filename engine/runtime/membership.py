@@ -47,7 +47,7 @@ class Membership:
         while self.orders:
             order = self.orders.popleft()
             if order.action == "publish_table":
-                self.migration.begin(order.value)
+                self._publish(order.value)
             elif order.action == "set_fault":
                 point, fault, rank = order.value
                 told = self.ranks.members if rank is None else {rank} & {*self.ranks.members}
@@ -89,6 +89,12 @@ class Membership:
         self.control.recovered(
             table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error)
         )
+
+    def _publish(self, table: RoutingTable) -> None:
+        if strangers := set(table.rank_of_phy.tolist()) - set(self.ranks.members):
+            self.control.gave_up(table.version, f"rank {min(strangers)} does not take part")
+        else:
+            self.migration.begin(table)
 
     def _drain(self, rank: int) -> None:
         others = [member for member in self.ranks.members if member != rank]

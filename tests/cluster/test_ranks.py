@@ -75,6 +75,7 @@ def test_a_rank_without_tokens_and_one_without_experts_take_part(
     owners[owners == 3] = 0
     _publish(engine, owners)
     assert hashes(run(engine, 1)) == hashes(run(alone, 1))  # three ranks have no token
+    assert set(engine.ranks) == {0, 1, 2, 3}
     _publish(engine, before.rank_of_phy)
     assert hashes(run(engine, 3)) == hashes(run(alone, 3))
 
@@ -169,7 +170,8 @@ def test_requests_outlive_a_rank(alone: Engine, how: signal.Signals) -> None:
 
 
 def test_a_drained_rank_ends_and_its_requests_go_on(alone: Engine) -> None:
-    engine = Engine(config(2))
+    heard = Heard()
+    engine = Engine(config(2), sink=heard)
     pids = engine.ranks
 
     def drain(step: int) -> None:
@@ -179,6 +181,10 @@ def test_a_drained_rank_ends_and_its_requests_go_on(alone: Engine) -> None:
     try:
         assert hashes(run(engine, 4, LONGER, drain)) == hashes(run(alone, 4, LONGER))
         assert set(engine.ranks) == {0}
+        engine.control.publish_table(_table(engine.table, [0, 1] * 4))  # for a rank that is gone
+        run(engine, 1)
+        (refused,) = heard.controls("give_up_table")
+        assert "rank 1" in refused["why"]
         assert not os.path.exists(f"/proc/{pids[1]}")
     finally:
         engine.close()
