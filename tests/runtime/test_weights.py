@@ -50,7 +50,7 @@ def changed(folder, name, **keys):
         {"head_dim": 10**9},
         {"num_attention_heads": 10**9, "num_key_value_heads": 1},
         {"moe_intermediate_size": 10**12},
-        {"num_local_experts": 30000},
+        {"num_local_experts": 30000, "num_experts": 30000},
     ],
 )
 def test_a_config_that_lies_about_sizes_is_refused_before_memory_is_taken(
