@@ -69,6 +69,7 @@ def ended(facts):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_a_drill_is_worked_on_from_a_second_terminal_and_ctrl_c_restores(tmp_path):
     with runner("half-updated-table", tmp_path) as (process, facts):
         assert (tmp_path / "current.json").stat().st_mode & 0o077 == 0

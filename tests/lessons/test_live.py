@@ -69,6 +69,7 @@ def free_port() -> int:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_killed_or_restarted_kernel_takes_its_dashboard_along_and_may_start_again(kernel):
     port = free_port()
     url, dashboard = kernel.start(port)

@@ -22,6 +22,7 @@ from workbench.bench.dashboard.visitor import visitors
         pytest.param(13, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
 )
+@pytest.mark.slow
 def test_sessions_opened_and_closed_leave_none(monkeypatch, batches):
     """Four a batch, the 13th ends with the 52nd; the first two batches warm up."""
     process = psutil.Process()

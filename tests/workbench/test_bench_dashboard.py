@@ -81,6 +81,7 @@ def test_frames_are_counted_at_readers_and_clients_and_a_missing_browser_is_told
     assert set(threading.enumerate()) <= threads
 
 
+@pytest.mark.slow
 def test_the_watched_engine_measures_itself_in_every_state():
     """Nobody, no stream, an extra request plain and watched: each changes what it should."""
     folder = Path(__file__).parents[2] / "data" / "models" / "polyglot-moe"
