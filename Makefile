@@ -13,7 +13,10 @@ EXTRAS := serve,ui,hf,dev
 PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
-PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -p -m pytest \
+# A shell lets what it puts in the background ignore Ctrl-C; the tests must not inherit that.
+HEARS_CTRL_C = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m coverage run -p -m pytest \
     -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
 COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing train views workbench)
 
