@@ -72,13 +72,24 @@ def signals_held() -> Iterator[None]:
     """Let the signals of `ending_signals` wait until this is over.
 
     For imports that run through foreign code: an exception raised there would end the process at
-    once, and hard.
+    once, and hard. A mask would not do: it holds for one thread, and foreign code brings its own.
+    On another thread than the main one nothing is raised anyway.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ending())
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {name: signal.getsignal(name) for name in _ending()}
+    for name, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(name, lambda number, _frame: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _ending() -> list[signal.Signals]:
