@@ -1,4 +1,7 @@
-"""One engine on four ranks for all tests that leave it as it was."""
+"""One engine on four ranks for all tests: starting processes is what costs most here.
+
+A test may lose or change ranks; before the next one the engine is whole again.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,21 @@ import pytest
 
 from engine import Completion, Engine, EngineConfig, SamplingParams
 from engine.events import ControlEvent, StepEvent
+from workbench.bench.recovery import Losses, rejoin
 
 MODEL = "data/models/polyglot-moe"
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
-class Heard:
+class Heard(Losses):
     """A sink that keeps what was said."""
 
-    enabled = True
-
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[Any] = []
 
     def emit(self, event: Any) -> None:
+        super().emit(event)
         self.events.append(event)
 
     def controls(self, action: str) -> list[dict[str, Any]]:
@@ -77,8 +81,19 @@ def alone() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[tuple[Engine, Heard]]:
+def _four() -> Iterator[tuple[Engine, Heard]]:
     heard = Heard()
-    engine = Engine(config(4), sink=heard)
+    options = {"heartbeat_timeout_s": 2.0, "migration_deadline_s": 3.0}
+    engine = Engine(config(4, **options), sink=heard)
     yield engine, heard
     engine.close()
+
+
+@pytest.fixture
+def four(_four: tuple[Engine, Heard]) -> tuple[Engine, Heard]:
+    engine, heard = _four
+    for rank in {0, 1, 2, 3} - engine.ranks.keys():
+        rejoin(engine, rank)
+    engine.control.set_exchange("grouped")
+    heard.events.clear()
+    return engine, heard

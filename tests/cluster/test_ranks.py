@@ -15,7 +15,8 @@ from engine import Engine, SamplingParams
 from engine.errors import ConfigError, RequestError, RoutingError
 from engine.routing.balance import replicated
 from engine.routing.table import RoutingTable
-from tests.cluster.conftest import Heard, config, hashes, run
+from tests.cluster.conftest import Heard, config, hashes, prompts, run
+from workbench.bench.recovery import rejoin, strike
 
 LONGER = SamplingParams(max_tokens=16, ignore_eos=True)
 
@@ -122,54 +123,47 @@ def test_replicas_run_each_row_once(alone: Engine, four: tuple[Engine, Heard]) -
     _settle(engine, back.version)
 
 
-def test_a_rank_that_gathers_too_slowly_costs_the_table_and_no_answer(alone: Engine) -> None:
-    heard = Heard()
-    engine = Engine(config(2, migration_deadline_s=0.2), sink=heard)
-    try:
-        engine.control.inject("table.stage", partial(_late, seconds=1.5), lease_s=60)
-        engine.control.publish_table(_table(engine.table, 1 - engine.table.rank_of_phy))
-        assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
-        while not heard.controls("give_up_table"):
-            engine.step()
-        assert engine.table.version == 0
-        engine.control.clear("table.stage")
-        time.sleep(1.5)
-        engine.control.publish_table(_table(engine.table, 1 - engine.table.rank_of_phy))
-        _settle(engine, 1)
-        assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
-        assert engine.table.version == 1
-    finally:
-        engine.close()
+def test_a_rank_that_gathers_too_slowly_costs_the_table_and_no_answer(
+    alone: Engine, four: tuple[Engine, Heard]
+) -> None:
+    engine, heard = four
+    before, turned = engine.table, (engine.table.rank_of_phy + 1) % 4
+    engine.control.inject("table.stage", partial(_late, seconds=4.5), lease_s=60, rank=1)
+    engine.control.publish_table(_table(before, turned))
+    assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
+    while not heard.controls("give_up_table"):
+        engine.step()
+    (given_up,) = heard.controls("give_up_table")
+    assert "rank 1" in given_up["why"]
+    assert engine.table is before
+    engine.control.clear("table.stage")
+    _publish(engine, turned)
+    assert hashes(run(engine, 2)) == hashes(run(alone, 2))
+    assert engine.table.rank_of_phy.tolist() == turned.tolist()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_requests_outlive_a_rank(alone: Engine, how: signal.Signals) -> None:
-    heard = Heard()
-    engine = Engine(config(4, heartbeat_timeout_s=2.0), sink=heard)
-
-    def hit(step: int) -> None:
-        if step == 5:
-            os.kill(engine.ranks[2], how)
-
-    try:
-        completions = run(engine, 8, LONGER, hit)
-        assert hashes(completions) == hashes(run(alone, 8, LONGER))
-        assert set(engine.ranks) == {0, 1, 3}
-        (recovered,) = heard.controls("recover")
-        assert list(recovered["lost"]) == [2] and recovered["epoch"] == 2
-        assert any(one.extra_rows.get("recovery") for one in completions)
-        assert 2 not in engine.table.rank_of_phy
-        engine.control.add_rank(2)  # and back again
-        engine.step()
-        _settle(engine, engine.table.version + 1)
-        assert set(engine.ranks) == {0, 1, 2, 3}
-        assert hashes(run(engine, 8)) == hashes(run(alone, 8))
-        assert 2 in engine.table.rank_of_phy
-    finally:
-        engine.close()
+def test_requests_outlive_a_rank(
+    alone: Engine, four: tuple[Engine, Heard], how: signal.Signals
+) -> None:
+    engine, heard = four
+    undisturbed = alone.generate(prompts(8), LONGER)
+    struck = strike(engine, heard, 2, how, prompts(8), LONGER, undisturbed)
+    assert struck.same_output and struck.rows_again
+    assert struck.regroup_s <= struck.recovery_s
+    assert (struck.noticed_s > 1.5) == (how == signal.SIGSTOP)  # a stopped heart, within its bound
+    assert set(engine.ranks) == {0, 1, 3}
+    assert list(heard.recoveries[-1].detail["lost"]) == [2]
+    assert 2 not in engine.table.rank_of_phy
+    rejoin(engine, 2)
+    assert set(engine.ranks) == {0, 1, 2, 3}
+    assert hashes(run(engine, 8)) == hashes(run(alone, 8))
+    assert 2 in engine.table.rank_of_phy
 
 
-def test_a_drained_rank_ends_and_its_requests_go_on(alone: Engine) -> None:
+def test_a_drained_rank_ends_its_requests_go_on_and_closing_leaves_no_process(
+    alone: Engine,
+) -> None:
     heard = Heard()
     engine = Engine(config(2), sink=heard)
     pids = engine.ranks
@@ -181,21 +175,16 @@ def test_a_drained_rank_ends_and_its_requests_go_on(alone: Engine) -> None:
     try:
         assert hashes(run(engine, 4, LONGER, drain)) == hashes(run(alone, 4, LONGER))
         assert set(engine.ranks) == {0}
+        assert not os.path.exists(f"/proc/{pids[1]}")
+        assert os.path.exists(f"/proc/{pids[0]}")
         engine.control.publish_table(_table(engine.table, [0, 1] * 4))  # for a rank that is gone
         run(engine, 1)
         (refused,) = heard.controls("give_up_table")
         assert "rank 1" in refused["why"]
-        assert not os.path.exists(f"/proc/{pids[1]}")
     finally:
         engine.close()
-
-
-def test_closing_leaves_no_process() -> None:
-    engine = Engine(config(2))
-    pids = engine.ranks
     engine.close()
-    engine.close()
-    assert pids and not any(os.path.exists(f"/proc/{pid}") for pid in pids.values())
+    assert not os.path.exists(f"/proc/{pids[0]}")
 
 
 def test_what_ranks_cannot_do_is_said(alone: Engine, four: tuple[Engine, Heard]) -> None:

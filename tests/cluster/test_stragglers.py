@@ -15,7 +15,7 @@ from engine.events import STAGES, RankEvent, StepEvent
 from engine.runtime.stragglers import Stragglers
 from tests.cluster.conftest import Heard, run
 
-LONG = SamplingParams(max_tokens=7, ignore_eos=True)
+LONG = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,58 @@ def ladder(
         _show(report)
 
 
+@app.command()
+def recovery(
+    *,
+    ranks: Annotated[int, typer.Option(help="Processes.")] = 4,
+    times: Annotated[int, typer.Option(help="How many ranks are lost, one after the other.")] = 20,
+    requests: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
+    tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 16,
+    how: Annotated[
+        str, typer.Option(metavar="kill|stop", help="SIGKILL, or SIGSTOP: the rank freezes.")
+    ] = "kill",
+    model: ModelOption = paths.DEFAULT_MODEL,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill or freeze a rank in the middle of requests, again and again; exit 1 if any is lost.
+
+    Every request must finish with the tokens and the logits of a run that nobody disturbed. How
+    long the recoveries took is printed, against a bound that does not decide the exit code: it
+    depends on the machine.
+    """
+    from workbench.bench.recovery import run
+
+    report = run(
+        paths.model_folder(model),
+        ranks=ranks,
+        times=times,
+        requests=requests,
+        tokens=tokens,
+        how=how,
+    )
+    if as_json:
+        print_json(report)
+    else:
+        _show_recovery(report)
+    if not report["same_output"]:
+        raise typer.Exit(1)
+
+
+def _show_recovery(report: dict[str, Any]) -> None:
+    for number, row in enumerate(report["rows"], 1):
+        print(
+            f"{number:3}  rank {row['rank']}  noticed after {row['noticed_s']:.2f} s, regrouped in "
+            f"{row['regroup_s']:.2f} s, going on after {row['recovery_s']:.2f} s; "
+            f"{row['rows_again']} rows again; "
+            + ("same tokens" if row["same_output"] else "OTHER TOKENS")
+        )
+    took = report["recovery_s"]
+    print(
+        f"recovery: median {took['median']:.2f} s, worst {took['worst']:.2f} s, bound "
+        f"{report['bound_s']:g} s"
+    )
+
+
 def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
