@@ -31,7 +31,9 @@ BESIDE = {"checkpoint": ("errors", "config")}
 BESIDE_USERS = ("train", "cluster", "runtime", "serve")
 
 CORE = {"torch", "triton", "numpy", "safetensors", "tokenizers"}
-SERVICE = {"fastapi", "starlette", "pydantic", "uvicorn", "grpc", "google", "prometheus_client"}
+SERVICE = {"fastapi", "starlette", "pydantic", "jinja2", "uvicorn", "prometheus_client"} | {
+    *("grpc", "grpc_health", "grpc_reflection", "google")
+}
 """What `engine.serve` may import besides."""
 LAZY = {
     "engine.train.corpus": {"lxml"},  # rebuilding the corpus from its packages, not using it
