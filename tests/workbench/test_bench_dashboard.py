@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from workbench.bench import dashboard as bench
-from workbench.bench.dashboard import cost, frames, stage, viewers
-
-MEASURED = {
-    cost.BASE: [{"ms": 10.0}, {"ms": 20.0}, {"ms": 10.0}],
-    "1 browser": [{"ms": 10.1}, {"ms": 20.2}, {"ms": 11.0}],
-}
+from workbench.bench.dashboard import cost, frames, process, stage, viewers
 
 
-def test_a_slowdown_compares_within_its_round():
-    by_round = cost.slowdown(MEASURED, "1 browser")
-    assert by_round == pytest.approx([0.01, 0.01, 0.1])
-    assert cost.spread(by_round) == pytest.approx((0.01, 0.01, 0.1))
-    assert cost.slowdown(MEASURED, cost.BASE) == [0.0, 0.0, 0.0]
+def test_a_slowdown_compares_a_turn_with_the_turn_before_it():
+    measured = {"1 browser": [{"pairs": [(10.0, 10.1), (20.0, 20.2)]}, {"pairs": [(10.0, 11.0)]}]}
+    by_pair = cost.slowdown(measured, "1 browser")
+    assert by_pair == pytest.approx([0.01, 0.01, 0.1])
+    assert cost.quartiles(by_pair) == pytest.approx((0.01, 0.01, 0.055))
+    assert cost.quartiles([0.2]) == (0.2, 0.2, 0.2)
+
+
+class Looked:
+    """Work of 2 ms a step, 1 ms more with the stream open, and 3 ms at the desk either way."""
+
+    def __init__(self):
+        self.valve = SimpleNamespace(enabled=True)
+        self.steps = 0
+
+    def step(self):
+        self.steps += 1
+        time.sleep(0.001)
+        odd = self.steps % 5 == 0  # a prompt's rows: no step to compare
+        return process.Sample(3.0 if self.valve.enabled else 2.0, 3.0, 8, int(odd), 1, False)
+
+
+def test_turns_tell_what_an_open_stream_and_the_desk_cost():
+    said = process._turns(Looked(), SimpleNamespace(num_viewers=2), 0.1, 0.02, 8)
+    assert len(said["pairs"]) >= 2 and set(said["pairs"]) == {(2.0, 6.0)}
+    assert said["viewers"] == 2 and said["tokens_per_s"] > 100 and said["other_threads"] < 0.5
+    assert process._turns(Looked(), SimpleNamespace(num_viewers=0), 0.1, 0.02, 7)["pairs"] == []
 
 
 def test_a_watched_step_is_compared_with_a_step_of_as_many_rows():
@@ -86,6 +105,8 @@ def test_the_watched_engine_measures_itself_in_every_state():
     """Nobody, no stream, an extra request plain and watched: each changes what it should."""
     folder = Path(__file__).parents[2] / "data" / "models" / "polyglot-moe"
     with stage.watched_engine(folder) as engine:
+        shut_and_open = engine.turns(1.0, 0.25)
+        assert shut_and_open["pairs"] and all(min(pair) > 0 for pair in shut_and_open["pairs"])
         usual = engine.measure(1.0)
         assert usual["steps"] >= 1 and usual["ms"] > 0 and usual["tokens_per_s"] > 0
         assert usual["watched_steps"] == usual["viewers"] == 0

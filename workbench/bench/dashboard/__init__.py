@@ -9,6 +9,7 @@ The engine has a core of its own; all who look share the others. Browsers are re
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,8 +76,9 @@ def run(
 
 
 _BASES = {
-    "engine": "slowdown = ms of a step of 8 rows / the same with nobody connected - 1, "
-    "median over rounds of the mean in each",
+    "engine": "slowdown = ms of a step of 8 rows with the stream open, what the desk is asked "
+    f"included / the same with the stream shut - 1, in turns of {cost.TURN_S} s; median, lower and "
+    "upper quartile over the pairs of turns",
     "frames": "frames drawn in a second, median over rounds and who looks; low and high of all",
     "first frame": "seconds from asking for the page, or connecting, to the first frame drawn",
     "watched": "ms of a step of 9 rows, one of them watched, less one of 9 rows, none watched",
@@ -103,15 +105,21 @@ def _engine(engine: Any, browser: Any, rounds: int, seconds: float) -> list[Row]
     measured = cost.engine_rounds(engine, browser, rounds, seconds)
     rows = []
     for name, rounds_of in measured.items():
-        values = cost.spread(cost.slowdown(measured, name))
-        ms, tokens = (
-            cost.spread([one[key] for one in rounds_of])[0] for key in ("ms", "tokens_per_s")
+        pairs = [pair for one in rounds_of for pair in one["pairs"]]
+        if not pairs:
+            why = "no turn had a step of 8 rows in both halves; give it more --seconds"
+            rows.append(_row("engine", name, "slowdown", None, None, None, rounds, why))
+            continue
+        shut, opened = (statistics.median(side) for side in zip(*pairs, strict=True))
+        tokens, threads = (
+            statistics.median(one[key] for one in rounds_of)
+            for key in ("tokens_per_s", "other_threads")
         )
-        extra, *_ = cost.spread(cost.other_threads(measured, name))
         note = (
-            f"{ms:.3f} ms a step, {tokens:.0f} tokens/s; threads beside the engine's take "
-            f"{100 * extra:+.2f} % of a core against nobody"
+            f"{opened:.3f} ms a step, {shut:.3f} with the stream shut, {len(pairs)} pairs; "
+            f"{tokens:.0f} tokens/s; threads beside the engine's take {threads:.1%} of its core"
         )
+        values = cost.quartiles(cost.slowdown(measured, name))
         rows.append(_row("engine", name, "slowdown", *values, rounds, note))
     return rows
 

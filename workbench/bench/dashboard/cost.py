@@ -1,7 +1,8 @@
-"""What looking costs the engine's process: steps of the same size, watched and not, in rounds.
+"""What looking costs the engine's process: steps of the same size, with the stream shut and open.
 
-In each round every condition is measured once; rounds alternate in whether the dashboard comes
-first or last. What is compared is compared within a round, with nobody connected as the base.
+Each condition is measured in short turns, shut and open, while those who look stay where they are:
+what a shared machine does meanwhile changes slower and falls on both. A shut stream is the base, so
+the cost of the stream itself is in every figure.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from workbench.bench.dashboard.stage import WatchedEngine, dashboard
@@ -21,25 +22,18 @@ SETTLE_S = 1.0
 """Between the arrival of those who look and the measurement."""
 WINDOW_EVERY_S = 1.5
 """How often an open page Step asks for the recent past."""
-BASE, BASE_EXTRA = "nobody", "one request more, not watched"
+TURN_S = 0.5
+"""How long the stream stays shut, and then open; frames go out every tenth of a second."""
+NOBODY, BASE_EXTRA = "nobody", "one request more, not watched"
 
 Measured = dict[str, list[dict[str, Any]]]
 """Condition -> what the engine said of itself, one entry a round."""
 
 
-def slowdown(measured: Measured, name: str, base: str = BASE) -> list[float]:
-    """Return by round how much longer a step takes than in the base, as a share of that."""
-    pairs = zip(measured[base], measured[name], strict=True)
-    return [with_it["ms"] / without["ms"] - 1 for without, with_it in pairs]
-
-
-def other_threads(measured: Measured, name: str) -> list[float]:
-    """Return by round the processor time of threads beside the engine's more than in the base.
-
-    A share of the core. On a busy machine it says what the clock on the wall cannot.
-    """
-    pairs = zip(measured[BASE], measured[name], strict=True)
-    return [with_it["other_threads"] - without["other_threads"] for without, with_it in pairs]
+def slowdown(measured: Measured, name: str) -> list[float]:
+    """Return by pair of turns how much longer a step takes with the stream open, as a share."""
+    pairs = [pair for one in measured[name] for pair in one["pairs"]]
+    return [opened / shut - 1 for shut, opened in pairs]
 
 
 def watched_cost(measured: Measured, name: str) -> list[float]:
@@ -51,7 +45,7 @@ def watched_cost(measured: Measured, name: str) -> list[float]:
 def engine_rounds(
     engine: WatchedEngine, browser: Browser | None, rounds: int, seconds: float
 ) -> Measured:
-    """Measure the engine with and without those who look."""
+    """Measure the engine with and without those who look; `seconds` a round for each."""
     looks: dict[str, Callable[[str], Any]] = {
         "dashboard, no reader": lambda url: contextlib.nullcontext(),
         f"{MANY} clients of the stream": lambda url: clients(engine.address, engine.key, MANY),
@@ -60,27 +54,14 @@ def engine_rounds(
     if browser is not None:
         looks["1 browser"] = lambda url: browser.readers(url, 1)
         looks["5 browsers"] = lambda url: browser.readers(url, 5)
-    measured: Measured = {name: [] for name in ("no stream", BASE, *looks)}
-
-    def alone() -> None:
-        with _off(engine):
-            measured["no stream"].append(_measure(engine, seconds))
-        measured[BASE].append(_measure(engine, seconds))
-
-    def watched(number: int) -> None:
+    measured: Measured = {name: [] for name in (NOBODY, *looks)}
+    for number in range(rounds):
+        measured[NOBODY].append(_turns(engine, seconds))
         with dashboard(engine) as url:
             names = list(looks)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 with looks[name](url):
-                    measured[name].append(_measure(engine, seconds))
-
-    for number in range(rounds):
-        if number % 2:
-            watched(number)
-            alone()
-        else:
-            alone()
-            watched(number)
+                    measured[name].append(_turns(engine, seconds))
     return measured
 
 
@@ -102,15 +83,6 @@ def watched_rounds(
     return measured
 
 
-@contextlib.contextmanager
-def _off(engine: WatchedEngine) -> Iterator[None]:
-    engine.ask("stream", on=False)
-    try:
-        yield
-    finally:
-        engine.ask("stream", on=True)
-
-
 def _nobody() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
@@ -122,6 +94,11 @@ def _step_page(engine: WatchedEngine, browser: Browser | None, url: str) -> Any:
     )
 
 
+def _turns(engine: WatchedEngine, seconds: float) -> dict[str, Any]:
+    time.sleep(SETTLE_S)
+    return engine.turns(seconds, TURN_S)
+
+
 def _measure(engine: WatchedEngine, seconds: float) -> dict[str, Any]:
     time.sleep(SETTLE_S)
     return engine.measure(seconds)
@@ -130,3 +107,11 @@ def _measure(engine: WatchedEngine, seconds: float) -> dict[str, Any]:
 def spread(values: list[float]) -> tuple[float, float, float]:
     """Return median, lowest and highest."""
     return statistics.median(values), min(values), max(values)
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Return median, lower and upper quartile: what is left of a shared machine's outliers."""
+    if len(values) < 2:
+        return spread(values)
+    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return middle, lower, upper

@@ -5,6 +5,7 @@ what to be, each further one is a question and gets one JSON line as its answer:
 
     {"key", "core", "parent", "model", "running", "shape"}    be this; answer {"address", "pid"}
     {"do": "measure", "seconds"}         what the steps of so long took
+    {"do": "turns", "seconds", "turn_s"} the same with the stream shut and open in turn
     {"do": "stream", "on"}               hand events to the stream, or do not
     {"do": "extra", "kind"}              one request more: none, plain or watched
 
@@ -40,9 +41,10 @@ INVENTED_DOMAINS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn of the loop."""
+    """One turn of the loop: a step, and before it what the desk was asked by those who look."""
 
     ms: float
+    desk_ms: float
     rows: int
     prefill_rows: int
     new_tokens: int
@@ -90,10 +92,10 @@ class Note:
         elif isinstance(event, TextEvent):
             self.new_tokens += 1
 
-    def sample(self, ms: float) -> Sample:
+    def sample(self, ms: float, desk_ms: float = 0.0) -> Sample:
         """Return the last step and begin to count tokens anew."""
         tokens, self.new_tokens = self.new_tokens, 0
-        return Sample(ms, self.rows, self.prefill_rows, tokens, self.watched)
+        return Sample(ms, desk_ms, self.rows, self.prefill_rows, tokens, self.watched)
 
 
 class RealWork:
@@ -119,13 +121,14 @@ class RealWork:
         """Run one turn of the loop of `workbench start`."""
         began = time.perf_counter()
         self._desk.serve(0.0)
+        served = time.perf_counter()
         self.traffic.fill(self.engine)
         outputs = self.engine.step()
         self.traffic.settle(outputs)
-        ms = 1e3 * (time.perf_counter() - began)
+        ended = time.perf_counter()
         if any(output.request_id == self._extra and output.finished for output in outputs):
             self._add()
-        return self.note.sample(ms)
+        return self.note.sample(1e3 * (ended - served), 1e3 * (served - began))
 
     def extra(self, kind: str) -> int:
         """Keep one request more, watched or not."""
@@ -223,6 +226,8 @@ def _serve(
                 return
             case {"do": "measure", "seconds": seconds}:
                 _answer(_measure(work, telemetry, seconds, rows))
+            case {"do": "turns", "seconds": seconds, "turn_s": turn_s}:
+                _answer(_turns(work, telemetry, seconds, turn_s, rows))
             case {"do": "stream", "on": on}:
                 work.valve.enabled = on
                 _answer({})
@@ -232,32 +237,74 @@ def _serve(
 
 
 def _measure(work: Work, telemetry: Telemetry, seconds: float, rows: int) -> dict[str, Any]:
-    """Turn the loop for `seconds`; return rates, and the time of steps of the same size.
-
-    `ms` is the mean over the steps of exactly `rows` rows, none of a prompt, so that what differs
-    between two measurements is not what the traffic happened to be.
-    """
+    """Turn the loop for `seconds`; return rates, and the time of steps of the same size."""
     gc.collect()
     samples: list[Sample] = []
     seq = telemetry.latest.seq if telemetry.latest else 0
-    began, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+    began = time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
         samples.append(work.step())
-    own, whole = time.thread_time() - thread, time.process_time() - process
-    alike = [sample for sample in samples if sample.rows == rows and not sample.prefill_rows]
-    watched = [sample.ms for sample in alike if sample.watched]
+    alike = _alike(samples, rows)
+    watched = [_whole(sample) for sample in alike if sample.watched]
     return {
         "seconds": spent,
         "tokens_per_s": sum(sample.new_tokens for sample in samples) / spent,
         "steps": len(alike),
-        "ms": statistics.fmean(sample.ms for sample in alike) if alike else None,
-        "ms_median": statistics.median(sample.ms for sample in alike) if alike else None,
+        "ms": statistics.fmean(map(_whole, alike)) if alike else None,
         "watched_steps": len(watched),
         "watched_ms": statistics.fmean(watched) if watched else None,
-        "other_threads": (whole - own) / spent,
         "frames_per_s": ((telemetry.latest.seq if telemetry.latest else 0) - seq) / spent,
         "viewers": telemetry.num_viewers,
     }
+
+
+def _turns(
+    work: Work, telemetry: Telemetry, seconds: float, turn_s: float, rows: int
+) -> dict[str, Any]:
+    """Turn the loop for `seconds` with the stream shut and open in turn, so long each.
+
+    What the machine does beside us changes slowly and so falls on both. A shut turn has the step
+    alone; an open one has also what the desk was asked, which goes on in both.
+    """
+    gc.collect()
+    pairs: list[tuple[float, float]] = []
+    tokens, threads_s, open_s = 0, 0.0, 0.0
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        means: list[float | None] = []
+        for is_open in (False, True):
+            work.valve.enabled = is_open
+            samples: list[Sample] = []
+            turn, thread, process = time.perf_counter(), time.thread_time(), time.process_time()
+            while time.perf_counter() - turn < turn_s:
+                samples.append(work.step())
+            if is_open:
+                open_s += time.perf_counter() - turn
+                tokens += sum(sample.new_tokens for sample in samples)
+                threads_s += time.process_time() - process - (time.thread_time() - thread)
+            spent = [_whole(one) if is_open else one.ms for one in _alike(samples, rows)]
+            means.append(statistics.fmean(spent) if spent else None)
+        shut_ms, open_ms = means
+        if shut_ms is not None and open_ms is not None:
+            pairs.append((shut_ms, open_ms))
+    return {
+        "pairs": pairs,
+        "tokens_per_s": tokens / open_s,
+        "other_threads": threads_s / open_s,
+        "viewers": telemetry.num_viewers,
+    }
+
+
+def _alike(samples: list[Sample], rows: int) -> list[Sample]:
+    """Return the steps of exactly `rows` rows, none of a prompt.
+
+    So what differs between two measurements is not what the traffic happened to be.
+    """
+    return [sample for sample in samples if sample.rows == rows and not sample.prefill_rows]
+
+
+def _whole(sample: Sample) -> float:
+    return sample.ms + sample.desk_ms
 
 
 def _read(asked: queue.SimpleQueue[dict[str, Any] | None]) -> None:

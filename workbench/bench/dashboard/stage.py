@@ -52,6 +52,10 @@ class WatchedEngine(Child):
         """Measure the steps of so long."""
         return self.ask("measure", seconds=seconds, wait_s=seconds + _ANSWER_S)
 
+    def turns(self, seconds: float, turn_s: float) -> dict[str, Any]:
+        """Measure the steps of so long with the stream shut and open in turn."""
+        return self.ask("turns", seconds=seconds, turn_s=turn_s, wait_s=seconds + _ANSWER_S)
+
 
 @contextlib.contextmanager
 def watched_engine(
