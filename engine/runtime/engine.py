@@ -392,6 +392,7 @@ class Engine:
                 sequence.label,
                 delta,
                 token_ids,
+                tuple(sequence.logprobs[-len(token_ids) :]) if token_ids else (),
                 sequence.is_finished,
                 completion_of(sequence) if sequence.is_finished else None,
             )

@@ -40,6 +40,8 @@ class RequestOutput:
     """New text, safe to show: no half characters, no piece of a stop string."""
     token_ids: tuple[int, ...]
     """New tokens."""
+    logprobs: tuple[Logprobs, ...]
+    """Of the new tokens, when asked for, else empty."""
     finished: bool
     completion: Completion | None
     """The whole request, once it has finished."""

@@ -193,6 +193,22 @@ def test_requests_without_a_seed_draw_apart_and_follow_the_engines_seed(make_eng
     assert not set(drawn(1)) & set(first)
 
 
+def test_each_step_brings_the_logprobs_of_its_new_tokens(shared_engine):
+    engine = shared_engine()
+    params = SamplingParams(max_tokens=5, logprobs=2)
+    asked, plain = engine.add("Le serveur", params), engine.add("Le serveur")
+    outputs = []
+    while not any(o.completion for o in outputs if o.request_id == asked):
+        outputs += engine.step()
+    engine.finish([plain])
+    own = [output for output in outputs if output.request_id == asked]
+    assert tuple(entry for o in own for entry in o.logprobs) == own[-1].completion.logprobs
+    assert [entry.token_id for o in own for entry in o.logprobs] == [
+        token for o in own for token in o.token_ids
+    ]
+    assert not any(o.logprobs for o in outputs if o.request_id == plain)
+
+
 def test_logprobs_have_one_entry_per_token(shared_engine):
     done = shared_engine().generate(["Le serveur"], SamplingParams(max_tokens=5, logprobs=3))[0]
     assert len(done.logprobs) == len(done.token_ids)
