@@ -10,7 +10,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := serve,ui,hf,dev
-PIP     = $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP     = $(BIN)/python .ci/install.py $(VENV)/install.log
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
 # A shell lets what it puts in the background ignore Ctrl-C; the tests must not inherit that.
@@ -49,8 +49,9 @@ browser: $(STAMP)  ## the page in a real Chromium
 notebooks: $(STAMP)  ## run every notebook from top to bottom
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/notebooks $(ARGS)
 
-drills: $(STAMP)  ## walk every drill every way, and kill what runs it
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' --timeout 600 tests/drills $(ARGS)
+drills: $(STAMP)  ## walk every drill every way and the demo, and kill what runs them
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' --timeout 600 \
+	    tests/drills tests/demos tests/dashboards/test_start.py $(ARGS)
 
 soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak $(ARGS)
@@ -88,7 +89,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	    "run make clean, then again" >&2; exit 1; }
 	@echo "Installing the packages into $(VENV): some minutes, this once."
 ifdef TORCH_INDEX
-	$(PIP) install --index-url $(TORCH_INDEX) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --index-url $(TORCH_INDEX) "$$(grep '^torch==' constraints.txt)"
 endif
-	$(PIP) install -e '.[$(EXTRAS)]' -c constraints.txt
+	@$(PIP) -e '.[$(EXTRAS)]' -c constraints.txt
 	@touch $@

@@ -110,16 +110,17 @@ def assert_restored(proof, facts):
 
 
 @pytest.mark.timeout(600)
-def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path):
+def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path, capfd):
     with runner("hot-expert", tmp_path) as (process, facts):
-        said("act", "smooth", "--bonus", "2", state=tmp_path)
+        assert main(["drill", "act", "smooth", "--bonus", "2", "--state", str(tmp_path)]) == 0
         process.kill()
         wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 60)
     with pytest.raises(MachineError, match="no drill is running"):
         drills.attach(tmp_path)
-    code, out, err = said("reset", "--json", state=tmp_path)
-    done = json.loads(out)
-    assert code == 0 and done["found"] == "hot-expert" and "its runner has gone" in done["how"], err
+    capfd.readouterr()
+    assert main(["drill", "reset", "--json", "--state", str(tmp_path)]) == 0
+    done = json.loads(capfd.readouterr().out)
+    assert done["found"] == "hot-expert" and "its runner has gone" in done["how"]
     assert_restored(done["proof"], facts)
     assert drills.reset(tmp_path) == NOTHING
     _, journal = Store.at(tmp_path).read()

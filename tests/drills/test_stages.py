@@ -6,23 +6,8 @@ import pytest
 
 from engine.errors import MachineError
 from workbench import drills
-from workbench.drills.checks import FAIL, PASS
 from workbench.drills.session import SAMPLE_EVERY_S
-from workbench.drills.stages import STAGES
 from workbench.drills.store import Store
-
-
-def test_preparing_tells_each_stage_in_order_with_how_many_of_how_many(make_session):
-    told = []
-    session = make_session("hot-expert")
-    session.prepare(lambda *stage: told.append(stage))
-    names = [name for name in dict.fromkeys(stage for stage, _, _ in told)]
-    assert names == list(STAGES)[1:4]
-    traffic = [(done, of) for stage, done, of in told if stage == "traffic"]
-    assert traffic == sorted(traffic) and traffic[0][0] < traffic[-1][0] == traffic[-1][1] == 1600
-    assert [stage for stage in told if stage[0] == "measuring"] == [
-        ("measuring", done, len(session.steady)) for done in range(len(session.steady))
-    ]
 
 
 def test_the_state_says_when_its_signals_were_sampled(make_session):
@@ -39,16 +24,6 @@ def test_the_state_says_when_its_signals_were_sampled(make_session):
     session.step()
     state = session.state()
     assert state["sampled_s"] == at_s < state["elapsed_s"], "an old sample is not called new"
-
-
-def test_a_gates_signal_that_a_repair_leaves_high_says_why(make_session):
-    session = make_session("hot-expert")
-    session.prepare()
-    session.break_it()
-    session.act("rebalance", spare=1)
-    devices, expert = session.observe()["signals"]
-    assert devices["outcome"] == PASS and devices["message"] == ""
-    assert expert["outcome"] == FAIL and "may stay high after a repair" in expert["message"]
 
 
 @pytest.mark.slow

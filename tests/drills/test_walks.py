@@ -11,6 +11,7 @@ from workbench.drills.checks import COULD_NOT_RUN, FAIL, PASS, examine, grade
 from workbench.drills.files import find
 from workbench.drills.rehearsal import healthy, rehearse, ways
 from workbench.drills.scenario import REPAIR
+from workbench.drills.stages import STAGES
 
 WAYS = [(drill, way) for drill in DRILLS for way in ways(find(drill))]
 
@@ -25,9 +26,10 @@ def marks(session, cause):
 
 @pytest.mark.parametrize("drill", DRILLS)
 def test_a_drill_is_measurable_and_only_the_right_repair_passes(make_session, drill):
-    session = make_session(drill)
+    session, told = make_session(drill), []
     scenario = session.scenario
-    session.prepare()
+    session.prepare(lambda *stage: told.append(stage))
+    assert_told_in_order(told, len(session.steady))
     verdicts = examine(scenario.checks, session.readings(), session.steady)
     assert {v.outcome for v in verdicts.values()} == {PASS}, "a check fires on a healthy engine"
 
@@ -41,25 +43,35 @@ def test_a_drill_is_measurable_and_only_the_right_repair_passes(make_session, dr
     unrepaired = marks(session, scenario.cause)
     assert not unrepaired["passed"] and unrepaired["points"] == scenario.diagnosis_points
 
-    for trail in scenario.false_trails:
-        for act, arguments in trail.acts:
-            session.act(act, **arguments)
-        assert FAIL in outcomes(session).values(), trail.title
-        assert not marks(session, scenario.cause)["passed"], trail.title
-        session.act("clear-policy")
+    # The other false trails are walked by `make drills`.
+    trail = scenario.false_trails[0]
+    for act, arguments in trail.acts:
+        session.act(act, **arguments)
+    assert FAIL in outcomes(session).values(), trail.title
+    assert not marks(session, scenario.cause)["passed"], trail.title
+    session.act("clear-policy")
 
     for act, arguments in scenario.repairs[0].acts:
         session.act(act, **arguments)
-    assert set(outcomes(session).values()) == {PASS}, session.verdicts
     wrong = next(option for option in scenario.options if option != scenario.cause)
-    assert not marks(session, wrong)["passed"]
     session.diagnose(wrong)
     session.diagnose(scenario.cause)
-
     result = session.finish()
+    assert {verdict.outcome for verdict in session.verdicts.values()} == {PASS}, session.verdicts
+    assert not marks(session, wrong)["passed"]
     assert result["grade"]["passed"] and result["grade"]["points"] == 100, result["grade"]
     assert result["proof"]["restored"]
     assert set(result["proof"]["hashes"]) == {"weights", "table", "policy"}
+
+
+def assert_told_in_order(told, num_measured):
+    """Check that a start has told each stage, and how many of how many."""
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)[1:4]
+    traffic = [(done, of) for stage, done, of in told if stage == "traffic"]
+    assert traffic == sorted(traffic) and traffic[0][0] < traffic[-1][0] == traffic[-1][1] >= 800
+    assert [stage for stage in told if stage[0] == "measuring"] == [
+        ("measuring", done, num_measured) for done in range(num_measured)
+    ]
 
 
 @pytest.mark.slow
@@ -178,4 +190,7 @@ def test_copies_of_the_hot_expert_also_repair_and_moving_it_does_not(make_sessio
     found = outcomes(session)
     assert (found["devices"], found["placed"]) == (FAIL, PASS)
     session.act("replicate", layer=layer, expert=expert)
+    devices, choice = session.observe()["signals"]
+    assert devices["outcome"] == PASS and devices["message"] == ""
+    assert choice["outcome"] == FAIL and "may stay high after a repair" in choice["message"]
     assert set(outcomes(session).values()) == {PASS}
