@@ -1,9 +1,10 @@
 """JupyterLab on the lessons: private, quiet, and gone when we are.
 
-The server is a child by command and runs JupyterLab inside `python -m workbench.lab`, which ends
-with its parent. It keeps to loopback and asks for Jupyter's token. Theme and layout are kept in
-`.lab/` of the checkout, so that a person's own Jupyter settings neither disturb the lessons nor are
-touched by them. No news, no look for updates, no installing of extensions.
+A person works on copies of their own (`workbench.lesson_copies`). The server is a child by command
+and runs JupyterLab inside `python -m workbench.lab`, which ends with its parent. It keeps to
+loopback and asks for Jupyter's token. Theme and layout are kept in `.lab/` beside the notebooks, so
+that a person's own Jupyter settings neither disturb the lessons nor are touched by them. No news,
+no look for updates, no installing of extensions.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from engine.config import at_least
 from engine.errors import ConfigError, MachineError
 from workbench import paths
+from workbench.lesson_copies import own_copies
 from workbench.lifecycle import (
     Child,
     Ended,
@@ -37,39 +39,51 @@ from workbench.lifecycle import (
 )
 
 DEFAULT_PORT = 8888
-START_NOTEBOOK = "notebooks/00_start_here.ipynb"
+START_NOTEBOOK = "00_start_here.ipynb"
 READY_S = 90.0
 """How long JupyterLab may take to answer on a busy machine."""
 _LOOK_EVERY_S = 0.2
-_NEEDED = ("jupyterlab", "ipykernel", "anywidget", "plotly", "psutil")
+_NEEDED = ("jupyterlab", "ipykernel", "anywidget", "platformdirs", "plotly", "psutil")
 _QUIET = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
 
 
 def lab(
     *,
-    notebook: str = START_NOTEBOOK,
+    lessons: Path | None = None,
+    fresh: bool = False,
     port: int = DEFAULT_PORT,
     seconds: float | None = None,
     as_json: bool = False,
 ) -> int:
-    """Run JupyterLab until asked to end; return the exit code.
+    """Run JupyterLab on a person's own copies until asked to end; return the exit code.
 
     Args:
-        notebook: what to open, relative to the checkout.
+        lessons: folder of the copies; None takes a place of the user's own.
+        fresh: set changed copies aside and begin anew.
         port: first port to try; the next free one is taken.
         seconds: end by itself after so long.
         as_json: print the address as one JSON line.
 
     Raises:
         ConfigError: an option has a value that is not allowed.
-        MachineError: a package or the notebook is missing, or JupyterLab did not start or ended.
+        MachineError: a package is missing, the copies cannot be made, or JupyterLab did not start
+            or ended.
     """
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
+    check_packages(port)
     end = time.monotonic() + seconds if seconds is not None else float("inf")
+    copies = own_copies(lessons, fresh=fresh)
+    for sentence in copies.said:
+        print(sentence, file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
-        with ending_signals(), running_lab(notebook=notebook, port=port) as (child, url):
-            report = {"url": url, "pid": os.getpid(), "lab_pid": child.pid}
+        with ending_signals(), running_lab(copies.folder, port=port) as (child, url):
+            report = {
+                "url": url,
+                "lessons": str(copies.folder),
+                "pid": os.getpid(),
+                "lab_pid": child.pid,
+            }
             text = f"\n  JupyterLab  {url}\n\n  Ctrl-C ends it.\n"
             print(json.dumps(report) if as_json else text, flush=True)
             while time.monotonic() < end:
@@ -84,6 +98,7 @@ def lab(
 
 @contextlib.contextmanager
 def running_lab(
+    folder: Path,
     *,
     notebook: str = START_NOTEBOOK,
     port: int = DEFAULT_PORT,
@@ -97,12 +112,13 @@ def running_lab(
     Raises:
         MachineError: JupyterLab did not start.
     """
-    with lab_process(notebook=notebook, port=port, settings=settings, more=more) as child:
+    with lab_process(folder, notebook=notebook, port=port, settings=settings, more=more) as child:
         yield child, str(child.report(READY_S)["url"])
 
 
 @contextlib.contextmanager
 def lab_process(
+    folder: Path,
     *,
     notebook: str = START_NOTEBOOK,
     port: int = DEFAULT_PORT,
@@ -114,23 +130,26 @@ def lab_process(
     Its report is `{"url"}`, with the token, once it listens.
 
     Args:
-        notebook: what the address opens, relative to the checkout.
+        folder: what JupyterLab may open and write in.
+        notebook: what the address opens, relative to it.
         port: first port to try; the next free one is taken.
-        settings: folder for theme and layout; None takes `.lab` in the checkout.
+        settings: folder for theme and layout; None takes `.lab` in `folder`.
         more: further Jupyter settings by class and name, over ours.
 
     Raises:
         ConfigError: the port is none.
         MachineError: a package or the notebook is missing.
     """
-    _check(notebook, port)
+    check_packages(port)
+    if not (folder / notebook).is_file():
+        raise MachineError(f"{notebook} is not in {folder}; name a notebook that is there.")
     with tempfile.TemporaryDirectory(
         prefix="workbench-lab-", ignore_cleanup_errors=True
     ) as scratch:
-        folders = _folders(Path(scratch), settings or paths.root() / ".lab")
-        _write_config(folders["JUPYTER_CONFIG_DIR"], notebook, port, more or {})
+        folders = _folders(Path(scratch), settings or folder / ".lab")
+        _write_config(folders["JUPYTER_CONFIG_DIR"], folder, notebook, port, more or {})
         command = python_command("workbench.lab", f"--parent={own_identity()}")
-        first_line = json.dumps({name: str(folder) for name, folder in folders.items()})
+        first_line = json.dumps({name: str(place) for name, place in folders.items()})
         child = Child("JupyterLab", command, first_line=first_line, folder=paths.root())
         try:
             yield child
@@ -138,7 +157,13 @@ def lab_process(
             child.stop()
 
 
-def _check(notebook: str, port: int) -> None:
+def check_packages(port: int) -> None:
+    """Refuse before anything is made.
+
+    Raises:
+        ConfigError: the port is none.
+        MachineError: a package is missing.
+    """
     at_least("port", port, 1)
     if port > 65535:
         raise ConfigError(f"port ({port}) must lie between 1 and 65535.")
@@ -147,11 +172,6 @@ def _check(notebook: str, port: int) -> None:
         raise MachineError(
             f"the lessons need {', '.join(missing)}; install the extra with "
             "`pip install -e '.[ui]'`."
-        )
-    if not (paths.root() / notebook).is_file():
-        raise MachineError(
-            f"{notebook} is not in {paths.root()}; run from a complete checkout, or name a "
-            "notebook that is there."
         )
 
 
@@ -171,8 +191,8 @@ def _folders(scratch: Path, kept: Path) -> dict[str, Path]:
         _silence(folders["JUPYTERLAB_SETTINGS_DIR"])
     except OSError as wrong:
         raise MachineError(
-            f"{wrong.filename} cannot be written: {wrong.strerror or wrong}; make the checkout "
-            "writable, JupyterLab keeps its settings there."
+            f"{wrong.filename} cannot be written: {wrong.strerror or wrong}; JupyterLab "
+            "keeps its settings there; name a folder that can be with --lessons DIR."
         ) from None
     return folders
 
@@ -186,7 +206,11 @@ def _silence(settings: Path) -> None:
 
 
 def _write_config(
-    folder: Path, notebook: str, port: int, more: Mapping[str, Mapping[str, Any]]
+    config_folder: Path,
+    folder: Path,
+    notebook: str,
+    port: int,
+    more: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the server's settings into a folder only this user can read: they hold the token."""
     config: dict[str, dict[str, Any]] = {
@@ -195,7 +219,7 @@ def _write_config(
             "port": port,
             "port_retries": 100,
             "open_browser": False,
-            "root_dir": str(paths.root()),
+            "root_dir": str(folder),
             "allow_root": True,
         },
         "IdentityProvider": {"token": secrets.token_hex(24)},
@@ -208,7 +232,7 @@ def _write_config(
     }
     for name, values in more.items():
         config[name] = {**config.get(name, {}), **values}
-    file = folder / "jupyter_server_config.json"
+    file = config_folder / "jupyter_server_config.json"
     file.touch(mode=0o600)
     file.write_text(json.dumps(config), encoding="utf-8")
 

@@ -34,6 +34,13 @@ DevicesOption = Annotated[
 RanksOption = Annotated[
     int, typer.Option("--ranks", help="Processes the experts are spread over; 1 is this one.")
 ]
+AttentionRanksOption = Annotated[
+    int,
+    typer.Option(
+        "--attention-ranks",
+        help="So many of the ranks own the sequences, the others hold the experts; 0: all do both.",
+    ),
+]
 ExchangeOption = Annotated[
     str,
     typer.Option(
@@ -54,6 +61,15 @@ SeedOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
 ]
+LessonsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--lessons",
+        metavar="DIR",
+        help="Folder of your own copies of the lessons.",
+        show_default="a place of your own, which is printed",
+    ),
+]
 StateOption = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="Where the running drill and journals are kept."),
@@ -71,6 +87,7 @@ def open_engine(
     expert_format: str = "model",
     ranks: int = 1,
     exchange: str = "grouped",
+    attention_ranks: int = 0,
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -89,5 +106,6 @@ def open_engine(
         expert_format=expert_format,
         num_ranks=ranks,
         exchange=exchange,
+        attention_ranks=attention_ranks,
     )
     return Engine(config, sink=sink)

@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig, at_least
@@ -28,7 +29,8 @@ from workbench.dashboard import dashboard_process, require_packages, when_it_ans
 from workbench.desk import Desk
 from workbench.lab import DEFAULT_PORT as DEFAULT_LAB_PORT
 from workbench.lab import READY_S as LAB_READY_S
-from workbench.lab import START_NOTEBOOK, lab_process
+from workbench.lab import lab_process
+from workbench.lesson_copies import Copies, own_copies
 from workbench.lifecycle import Child, Ended, ending_signals, signals_held
 from workbench.traffic import Traffic, corpus_prompts
 from workbench.window import Window
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from engine import Engine
 
 DEFAULT_PORT = 5006
-RATES_EVERY_S = 10.0
+RATES_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.5
 
 
@@ -51,7 +53,7 @@ def start(
     seconds: float | None = None,
     lab: bool = True,
     lab_port: int = DEFAULT_LAB_PORT,
-    notebook: str = START_NOTEBOOK,
+    lessons: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Run engine, dashboard and JupyterLab until asked to end; return the exit code.
@@ -65,7 +67,7 @@ def start(
         seconds: end by itself after so long.
         lab: also run JupyterLab; where it cannot run, that is said and the rest goes on.
         lab_port: first port to try for JupyterLab.
-        notebook: what JupyterLab opens, relative to the checkout.
+        lessons: folder of the person's own copies of the lessons; None takes a place of their own.
         as_json: print one JSON line with the addresses on stdout, and rates on stderr.
 
     Raises:
@@ -82,20 +84,21 @@ def start(
     )
     _check(port, lab_port, running, seconds)
     say = _Speaker(as_json)
+    say.begin(lab)
     try:
         with ending_signals(), ExitStack() as stack:
             desk = stack.enter_context(closing(Desk()))
             telemetry = stack.enter_context(closing(Telemetry(on_control=desk.take)))
             child = stack.enter_context(dashboard_process(telemetry, port))
-            beside = _lab(stack, notebook, lab_port, say) if lab else None
+            beside, copies = _lab(stack, lessons, lab_port, say) if lab else (None, None)
             when_it_answers(
-                child, lambda url: say.ready(url, child, lambda: _lab_url(beside), began)
+                child, lambda url: say.ready(url, child, lambda: _lab_url(beside), copies, began)
             )
             window = Window()
             engine = stack.enter_context(closing(_engine(config, telemetry, window)))
             traffic = Traffic(corpus_prompts(), running)
             serve_actions(desk, engine, traffic, telemetry, window)
-            say.note(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
+            say.news(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
             _loop(engine, traffic, desk, telemetry, child, beside, say, seconds)
     except Ended as ended:
         with contextlib.suppress(Ended):
@@ -112,13 +115,16 @@ def _check(port: int, lab_port: int, running: int, seconds: float | None) -> Non
         raise ConfigError(f"seconds ({seconds:g}) must be above 0.")
 
 
-def _lab(stack: ExitStack, notebook: str, port: int, say: _Speaker) -> Child | None:
-    """Start JupyterLab; None where it cannot run, with the reason said."""
+def _lab(
+    stack: ExitStack, lessons: Path | None, port: int, say: _Speaker
+) -> tuple[Child | None, Copies | None]:
+    """Start JupyterLab on the person's copies; None where it cannot run, with the reason said."""
     try:
-        return stack.enter_context(lab_process(notebook=notebook, port=port))
+        copies = own_copies(lessons)
+        return stack.enter_context(lab_process(copies.folder, port=port)), copies
     except MachineError as lacking:
         say.note(f"JupyterLab is left out: {lacking}")
-        return None
+        return None, None
 
 
 def _lab_url(beside: Child | None) -> str | None:
@@ -166,7 +172,7 @@ def _loop(
                 beside = None
         if now >= rates_at:
             rates_at = now + RATES_EVERY_S
-            say.note(rates(telemetry.latest))
+            say.news(rates(telemetry.latest))
 
 
 def rates(frame: Message | None) -> str:
@@ -174,12 +180,12 @@ def rates(frame: Message | None) -> str:
     meta = frame.meta if frame else {}
     if not meta.get("step_p50_ms"):
         return "idle"
-    viewers = meta["looking"]["viewers"]
+    readers = meta["looking"]["viewers"]
     return (
         f"{meta['generated_per_s']:,.0f} tokens/s, {meta['num_running']} running, "
         f"step {meta['step_p50_ms']:.1f} ms (median), "
         f"routing overhead {meta['overhead_share']:.1%}, "
-        f"{viewers} viewer{'' if viewers == 1 else 's'}"
+        f"watched by {readers} program{'' if readers == 1 else 's'}"
     )
 
 
@@ -188,25 +194,53 @@ class _Speaker:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
+        self._all_said = as_json
+        """Whether the addresses stand there; until then no news comes between them."""
+
+    def begin(self, lab: bool) -> None:
+        """Say what is being started."""
+        if not self._as_json:
+            parts = "the engine, the dashboard and JupyterLab" if lab else "engine and dashboard"
+            self._print(f"Starting {parts}; Ctrl-C ends all of it.\n", sys.stdout)
 
     def ready(
-        self, url: str, child: Child, lab_url: Callable[[], str | None], began: float
+        self,
+        url: str,
+        child: Child,
+        lab_url: Callable[[], str | None],
+        copies: Copies | None,
+        began: float,
     ) -> None:
         """Print the addresses, once: as one line of JSON, or each as soon as it answers."""
         ready_s = round(time.monotonic() - began, 2)
+        said = copies.said if copies else ()
         if self._as_json:
             report = {"url": url, "lab_url": lab_url(), "pid": os.getpid(),
                       "dashboard_pid": child.pid, "ready_s": ready_s}  # fmt: skip
+            for sentence in said:
+                self.note(sentence)
             self._print(json.dumps(report), sys.stdout)
             return
-        self._print(f"\n  Dashboard   {url}\n\n  Ctrl-C ends it.\n", sys.stdout)
+        self._print(f"  Dashboard   {url}", sys.stdout)
         if beside := lab_url():
-            self._print(f"\n  JupyterLab  {beside}\n", sys.stdout)
+            self._print(f"  JupyterLab  {beside}", sys.stdout)
+            self._lines(said)
+        self._print("", sys.stdout)
+        self._all_said = True
+
+    def news(self, text: str) -> None:
+        """Print a line that nobody misses while the addresses are still coming."""
+        if self._all_said:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Print one line with the time."""
         stream = sys.stderr if self._as_json else sys.stdout
         self._print(f"{time.strftime('%H:%M:%S')}  {text}", stream)
+
+    def _lines(self, said: Sequence[str]) -> None:
+        for sentence in said:
+            self._print(f"              {sentence}", sys.stdout)
 
     def _print(self, text: str, stream: Any) -> None:
         try:

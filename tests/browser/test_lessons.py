@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser.lab import Notebook, wait_for_kernel, without_its_own
 from tests.notebooks.books import read
+from workbench import paths
 from workbench.lab import running_lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -18,7 +19,11 @@ CURRENT = "window.jupyterapp.shell.currentWidget"
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     more = {"LabApp": {"expose_app_in_browser": True}}
-    with running_lab(port=9300, settings=tmp_path_factory.mktemp("lab"), more=more) as (_, url):
+    settings, first = tmp_path_factory.mktemp("lab"), "notebooks/00_start_here.ipynb"
+    with running_lab(paths.root(), notebook=first, port=9300, settings=settings, more=more) as (
+        _,
+        url,
+    ):
         yield url
 
 

@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,8 +23,10 @@ import pytest
 from engine.errors import CheckpointError, ConfigError, MachineError
 from engine.runtime.telemetry import Aggregator
 from workbench import start as start_module
+from workbench.lifecycle import Child
 
 ROOT = Path(__file__).resolve().parents[2]
+WITH_LAB = ("-m", "workbench", "start")
 GONE_S = 5.0
 """Within this nothing may be left; a few tenths are usual."""
 
@@ -67,7 +70,7 @@ def launch() -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(*arguments: str, **how: Any) -> Running:
-        program = how.pop("program", ("-m", "workbench", "start", "--no-lab"))
+        program = how.pop("program", (*WITH_LAB, "--no-lab"))
         command = [*how.pop("before", ()), sys.executable, *program, *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
         process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
@@ -89,41 +92,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_it_serves_a_page_runs_the_engine_and_ctrl_c_ends_all_with_code_0(launch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        running = launch("--json", "--port", str(port))
-        url = running.ready()
-    assert port < int(url.rstrip("/").rsplit(":", 1)[1]) < port + 20, "the next free port"
-    page = urllib.request.urlopen(url, timeout=10).read().decode()
-    assert "TokenRouter Workbench" in page and "cdn." not in page
-    now = urllib.request.urlopen(f"{url}now?theme=dark", timeout=10)
-    assert now.geturl() == f"{url}?theme=dark", "/now is the page Now too"
-    command = " ".join(psutil.Process(running.report["dashboard_pid"]).cmdline())
-    assert "--key-file=-" in command, "the key is not on the command line"
-    running.wait_for_note("the engine runs")
-    running.note_family()
-    running.process.send_signal(signal.SIGINT)
-    out, err = running.process.communicate(timeout=GONE_S)
-    assert running.process.returncode == 0, err
-    assert out == "" and "SIGINT" in err and "Traceback" not in err
-    running.assert_all_gone()
-
-
-WITH_LAB = """
-import sys
-from workbench.start import start
-sys.exit(start(as_json=True, port=int(sys.argv[1]), notebook="README.md", lab_port=18890))
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_jupyterlab_runs_beside_it_and_goes_with_it_and_so_does_a_kernel(launch, name):
-    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 18890)):
-        running = launch(str(free_port()), program=("-c", WITH_LAB))
-        running.ready()
-    lab_url = running.report["lab_url"]
-    assert ":18890/" not in lab_url, "the next free port"
+def post_kernel(lab_url: str) -> None:
+    """Let JupyterLab start a kernel, which nobody without the token can."""
     base, _, token = lab_url.partition("/lab/")
     token = token.rpartition("token=")[2]
     asked = urllib.request.Request(
@@ -133,22 +103,52 @@ def test_jupyterlab_runs_beside_it_and_goes_with_it_and_so_does_a_kernel(launch,
     refused = urllib.request.Request(f"{base}/api/kernels")
     with pytest.raises(OSError, match="403"):
         urllib.request.urlopen(refused, timeout=10)
+
+
+def test_it_serves_page_and_lessons_runs_the_engine_and_ctrl_c_ends_all_with_code_0(
+    launch, tmp_path
+):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as taken_too,
+    ):
+        port, lab_port = taken.getsockname()[1], taken_too.getsockname()[1]
+        running = launch(
+            "--json", f"--port={port}", f"--lab-port={lab_port}", f"--lessons={tmp_path}",
+            program=WITH_LAB,
+        )  # fmt: skip
+        url = running.ready()
+    assert port < int(url.rstrip("/").rsplit(":", 1)[1]) < port + 20, "the next free port"
+    page = urllib.request.urlopen(url, timeout=10).read().decode()
+    assert "TokenRouter Workbench" in page and "cdn." not in page
+    now = urllib.request.urlopen(f"{url}now?theme=dark", timeout=10)
+    assert now.geturl() == f"{url}?theme=dark", "/now is the page Now too"
+    command = " ".join(psutil.Process(running.report["dashboard_pid"]).cmdline())
+    assert "--key-file=-" in command, "the key is not on the command line"
+
+    lab_url = running.report["lab_url"]
+    assert f":{lab_port}/" not in lab_url and "/lab/tree/00_start_here.ipynb" in lab_url
+    assert (tmp_path / "00_start_here.ipynb").is_file(), "the learner's own copy"
+    running.wait_for_note(str(tmp_path))
+    post_kernel(lab_url)
     running.note_family()
     assert len(running.family) >= 4, "engine, dashboard, JupyterLab, kernel"
-    running.process.send_signal(signal.Signals[name])
-    running.process.wait(timeout=3 * GONE_S)
+    running.process.send_signal(signal.SIGINT)
+    out, err = running.process.communicate(timeout=3 * GONE_S)
+    assert running.process.returncode == 0, err
+    assert out == "" and "SIGINT" in err and "Traceback" not in err
     running.assert_all_gone()
 
 
-def test_without_jupyterlab_that_is_said_and_the_rest_runs(launch):
-    program = ("-c", WITH_LAB.replace("README.md", "no-such-notebook.ipynb"))
-    running = launch(str(free_port()), program=program)
+@pytest.mark.slow
+def test_jupyterlab_and_its_kernel_go_with_a_killed_parent(launch, tmp_path):
+    running = launch("--json", f"--lessons={tmp_path}", program=WITH_LAB)
     running.ready()
-    assert running.report["lab_url"] is None
-    running.process.send_signal(signal.SIGINT)
-    _, err = running.process.communicate(timeout=GONE_S)
-    assert "JupyterLab is left out: no-such-notebook.ipynb" in err
-    assert running.process.returncode == 0
+    post_kernel(running.report["lab_url"])
+    running.note_family()
+    assert len(running.family) >= 4, "engine, dashboard, JupyterLab, kernel"
+    running.process.kill()
+    running.process.wait()
     running.assert_all_gone()
 
 
@@ -169,16 +169,24 @@ def test_a_killed_parent_leaves_nothing_even_while_another_holds_its_pipe(launch
             os.close(descriptor)
 
 
-def test_a_closed_terminal_ends_all(launch):
+def test_without_jupyterlab_that_is_said_the_rest_runs_and_a_closed_terminal_ends_all(
+    launch, tmp_path
+):
+    (tmp_path / "file").touch()
     ours, theirs = os.openpty()
     running = launch(
-        "--port", str(free_port()), before=("setsid", "--ctty"),
-        stdin=theirs, stdout=theirs, stderr=theirs,
+        f"--port={free_port()}", f"--lessons={tmp_path / 'file' / 'below'}",
+        program=WITH_LAB, before=("setsid", "--ctty"), stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
     said = b""
     while b"http://127.0.0.1:" not in said:
         said += os.read(ours, 4096)
+    lines = said.decode().replace("\r", "").splitlines()
+    assert lines[0].startswith("Starting the engine, the dashboard and JupyterLab; Ctrl-C ends")
+    assert any("JupyterLab is left out: " in line and "--lessons DIR" in line for line in lines)
+    assert any(line.startswith("  Dashboard   http://127.0.0.1:") for line in lines)
+    assert len(lines) <= 6, lines
     running.note_family()
     os.close(ours)
     running.assert_all_gone()
@@ -198,6 +206,20 @@ def test_sigterm_while_the_engine_loads_ends_all_with_code_0(launch):
     running.assert_all_gone()
 
 
+def test_the_loop_ends_with_the_dashboards_last_words():
+    idle = SimpleNamespace(serve=lambda _: None, step=lambda _: False, latest=None)
+    dashboard = Child("dashboard", [sys.executable, "-c", "import time; time.sleep(60)"],
+                      first_line="")  # fmt: skip
+    os.kill(dashboard.pid, signal.SIGKILL)
+    say = start_module._Speaker(True)
+    try:
+        with pytest.raises(MachineError, match="the dashboard has ended .signal SIGKILL"):
+            start_module._loop(None, idle, idle, idle, dashboard, None, say, 20.0)
+    finally:
+        dashboard.stop()
+
+
+@pytest.mark.slow
 def test_a_dead_dashboard_is_told_and_ends_the_engine(launch):
     running = launch("--json", "--port", str(free_port()))
     running.ready()
@@ -244,5 +266,5 @@ def test_rates_are_said_in_one_line(source):
     frame = source.step(20)
     line = start_module.rates(frame)
     assert f"{frame.meta['generated_per_s']:,.0f} tokens/s" in line
-    assert "6 running" in line and "1 viewer" in line and not line.endswith("viewers")
+    assert "6 running" in line and line.endswith("watched by 1 program")
     assert start_module.rates(None) == start_module.rates(Aggregator().frame(1, 1.0)) == "idle"

@@ -22,6 +22,7 @@ from engine.errors import MachineError
 from workbench import lab as lab_module
 from workbench import paths
 from workbench.cli import main
+from workbench.lesson_copies import originals
 
 GONE_S = 10.0
 
@@ -29,8 +30,9 @@ GONE_S = 10.0
 class Lab:
     """A `workbench lab` of our own, and the processes it has started."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, lessons: Path) -> None:
         command = [sys.executable, "-m", "workbench", "lab", "--json", f"--port={port}"]
+        command.append(f"--lessons={lessons}")
         self.process = subprocess.Popen(
             command, cwd=paths.root(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -53,11 +55,11 @@ class Lab:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[int], Lab]]:
+def start(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
     labs: list[Lab] = []
 
     def start(port: int) -> Lab:
-        labs.append(Lab(port))
+        labs.append(Lab(port, tmp_path / "lessons"))
         return labs[-1]
 
     yield start
@@ -77,12 +79,12 @@ def assert_gone(family: list[psutil.Process]) -> None:
     assert len(family) >= 3 and not left, left
 
 
-def test_it_opens_the_first_lesson_behind_a_token_and_ctrl_c_ends_all(start):
+def test_it_opens_the_first_lesson_behind_a_token_and_ctrl_c_ends_all(start, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         lab = start(port)
     assert lab.port != port, "the next free port is taken"
-    assert urlsplit(lab.url).path == "/lab/tree/notebooks/00_start_here.ipynb"
+    assert urlsplit(lab.url).path == "/lab/tree/00_start_here.ipynb"
     assert len(lab.token) >= 32
 
     # 1. Nobody without the token, and nobody from another machine.
@@ -96,11 +98,12 @@ def test_it_opens_the_first_lesson_behind_a_token_and_ctrl_c_ends_all(start):
     for process in lab.family():
         assert lab.token not in " ".join(process.cmdline())
 
-    # 2. The page is JupyterLab, with the checkout as its root; nothing asks about news.
+    # 2. The page is JupyterLab, with the copies as its root; nothing asks about news.
     page = lab.ask("/lab").decode()
     config = json.loads(page.split('id="jupyter-config-data"')[1].split(">")[1].split("<")[0])
     assert config["news"] == {"disabled": True}
-    assert json.loads(lab.ask("/api/contents/notebooks/00_start_here.ipynb?content=0"))
+    names = {entry["name"] for entry in json.loads(lab.ask("/api/contents"))["content"]}
+    assert names == {path.name for path in originals()}
 
     # 3. A kernel runs with this interpreter; Ctrl-C ends it too.
     lab.ask("/api/kernels", body=b"{}")
@@ -110,6 +113,7 @@ def test_it_opens_the_first_lesson_behind_a_token_and_ctrl_c_ends_all(start):
     os.kill(lab.process.pid, signal.SIGINT)
     _, err = lab.process.communicate(timeout=30)
     assert lab.process.returncode == 0
+    assert str(tmp_path / "lessons") in err and "originals stay as they are" in err
     assert err.endswith("SIGINT: JupyterLab has ended\n")
     assert_gone(family)
 
@@ -126,7 +130,8 @@ def test_the_files_with_the_token_are_for_this_user_alone_and_ask_no_news(tmp_pa
     folders = lab_module._folders(tmp_path / "scratch", tmp_path / "kept")
     assert all(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in folders.values())
     config = folders["JUPYTER_CONFIG_DIR"]
-    lab_module._write_config(config, "a.ipynb", 8888, {"LabApp": {"expose_app_in_browser": True}})
+    more = {"LabApp": {"expose_app_in_browser": True}}
+    lab_module._write_config(config, tmp_path, "a.ipynb", 8888, more)
     (file,) = config.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     written = json.loads(file.read_text())
@@ -152,23 +157,26 @@ def test_a_wrong_option_is_one_sentence(capfd, words, code, sentence):
     assert capfd.readouterr() == ("", f"workbench: {sentence}\n")
 
 
-def test_a_missing_package_or_notebook_is_one_sentence(capfd, monkeypatch):
-    with pytest.raises(MachineError, match="no.ipynb is not in"):
-        lab_module.lab(notebook="no.ipynb")
+def test_a_missing_package_or_notebook_is_one_sentence(capfd, monkeypatch, tmp_path):
+    with (
+        pytest.raises(MachineError, match="no.ipynb is not in"),
+        lab_module.lab_process(tmp_path, notebook="no.ipynb"),
+    ):
+        pass
     monkeypatch.setattr(lab_module, "_NEEDED", ("no_such_package",))
     assert main(["lab"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("workbench: the lessons need no_such_package; install")
 
 
-def test_a_server_that_cannot_start_is_told_in_one_sentence(monkeypatch):
+def test_a_server_that_cannot_start_is_told_in_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(
         lab_module,
         "python_command",
         lambda *words: [sys.executable, "-c", "import sys; sys.exit('no luck today')"],
     )
     with pytest.raises(MachineError, match="the JupyterLab has ended .exit code 1.: no luck"):
-        lab_module.lab(port=free_port())
+        lab_module.lab(lessons=tmp_path, port=free_port())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

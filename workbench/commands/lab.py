@@ -6,11 +6,15 @@ from typing import Annotated
 
 import typer
 
-from workbench.options import JsonOption
+from workbench.options import JsonOption, LessonsOption
 
 
 def lab(
     *,
+    lessons: LessonsOption = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Set changed copies aside and begin anew.")
+    ] = False,
     port: Annotated[
         int, typer.Option(help="First port to try for JupyterLab; the next free one is taken.")
     ] = 8888,
@@ -19,7 +23,8 @@ def lab(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Open the lessons in JupyterLab, print the address; Ctrl-C ends it."""
+    """Open your own copies of the lessons in JupyterLab, print the address; Ctrl-C ends it."""
     from workbench.lab import lab as run
 
-    raise typer.Exit(run(port=port, seconds=seconds, as_json=as_json))
+    code = run(lessons=lessons, fresh=fresh, port=port, seconds=seconds, as_json=as_json)
+    raise typer.Exit(code)

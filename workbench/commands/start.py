@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from workbench import paths
-from workbench.options import DevicesOption, JsonOption, ModelOption
+from workbench.options import DevicesOption, JsonOption, LessonsOption, ModelOption
 
 
 def start(
@@ -29,6 +29,7 @@ def start(
     lab_port: Annotated[
         int, typer.Option(help="First port to try for JupyterLab; the next free one is taken.")
     ] = 8888,
+    lessons: LessonsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start engine, dashboard and JupyterLab, print the addresses; Ctrl-C ends all of it."""
@@ -43,6 +44,7 @@ def start(
         seconds=seconds,
         lab=lab,
         lab_port=lab_port,
+        lessons=lessons,
         as_json=as_json,
     )
     raise typer.Exit(code)

@@ -1,0 +1,47 @@
+"""Run `pip install` calmly: a dot a package; all it says goes to a log, shown only if it fails.
+
+Usage: python .ci/install.py LOG ARGUMENT...
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+LAST_LINES = 15
+
+
+def main(log: str, *arguments: str) -> int:
+    """Install, and return pip's exit code."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    packages = 0
+    with (
+        Path(log).open("w", encoding="utf-8") as kept,
+        subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as pip,
+    ):
+        assert pip.stdout is not None
+        print("  looking for them ", end="", flush=True)
+        for line in pip.stdout:
+            kept.write(line)
+            if line.startswith("Collecting "):
+                packages += 1
+                print(".", end="", flush=True)
+            elif line.startswith("Installing collected"):
+                print(f" {packages} packages\n  installing them", end="", flush=True)
+    print("" if pip.returncode else ": done", flush=True)
+    if pip.returncode:
+        last = Path(log).read_text("utf-8").splitlines()[-LAST_LINES:]
+        print("\n".join(last), f"The whole of it is in {log}.", sep="\n", file=sys.stderr)
+    return pip.returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
