@@ -7,7 +7,7 @@ the points at which somebody measured. Seconds count from the fault.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SHOWN_S = 300.0
@@ -54,9 +54,9 @@ class Course:
             if verdict["value"] is not None:
                 self._add(verdict["name"], self.now_s, verdict["value"])
 
-    def act(self) -> None:
-        """Note that something was done just now."""
-        self.acts.append(self.now_s)
+    def acted(self, at_s: Iterable[float]) -> None:
+        """Take the seconds at which something was done."""
+        self.acts = deque(at_s, maxlen=MAX_POINTS)
 
     def points(self, name: str) -> tuple[Point, ...]:
         """Return the samples of a signal, oldest first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards.course import Course
@@ -18,6 +18,8 @@ from engine.errors import MachineError, RequestError, WorkbenchError
 NONE, STARTING, RUNNING, ENDED = "none", "starting", "running", "ended"
 """The phases of the room."""
 STATE_AGE_S = 0.8
+STALE_S = 0.5
+"""Values from before an act are measured again after this long, unless that is under way."""
 _CANCELLED = "The start was cancelled; the drill's engine is gone, and nothing is left of it."
 ASKS = ("observe", "act", "diagnose", "check", "hint", "finish")
 
@@ -40,12 +42,13 @@ class DrillRoom:
         """What the signals were while this dashboard looked."""
         self.clues: list[str] = []
         self.diary: list[str] = []
-        """What was done, newest last."""
+        """What was done, newest last, from here or from a terminal."""
         self.count = 0
         """Grows with every change."""
         self._drill: Any = None
         self._lock = threading.RLock()
-        self._read_at = 0.0
+        self._measuring = threading.Lock()
+        self._read_at = self._acted_at = 0.0
         self._listed: tuple[dict[str, Any], ...] = ()
 
     def list(self) -> tuple[dict[str, Any], ...]:
@@ -112,22 +115,32 @@ class DrillRoom:
         assert name in ASKS, name
         if self._drill is None:
             raise RequestError("no drill is running here; start one first.")
-        answer: Mapping[str, Any] = getattr(self._drill, name)(*args, **detail)
-        self.seen[name] = {**answer, "acts": len(self.diary)}
+        with self._measuring if name == "observe" else contextlib.nullcontext():
+            answer: Mapping[str, Any] = getattr(self._drill, name)(*args, **detail)
+        self.seen[name] = answer
         if name == "hint" and answer["clue"] not in self.clues:
             self.clues.append(answer["clue"])
         if name == "observe":
             self.course.measured(answer["signals"])
-        if name == "act":
-            self.diary.append(answer["said"])
-            self.course.act()
-            self.seen.pop("check", None)
         if name == "finish":
             self._end()
         else:
             self.refresh(now=True)
         self.count += 1
         return answer
+
+    @property
+    def stale(self) -> bool:
+        """Whether somebody has acted since the signals were measured."""
+        return "observe" in self.seen and self.seen["observe"]["acts"] != len(self.diary)
+
+    def catch_up(self) -> None:
+        """Measure a drill that was joined, and again after an act from elsewhere."""
+        wanted = self.stale or "observe" not in self.seen
+        waited = time.monotonic() - self._acted_at > STALE_S
+        if self.phase == RUNNING and wanted and waited and not self._measuring.locked():
+            with contextlib.suppress(RequestError):
+                self.ask("observe")
 
     def refresh(self, *, now: bool = False) -> None:
         """Read the drill's state if the last is old; notice an end by itself."""
@@ -145,6 +158,7 @@ class DrillRoom:
         changed = state != self.state
         self.state = state
         self.course.take(state)
+        self._note_acts(state["diary"])
         if state["phase"] == "ended":
             # Its time was up: the result is there for the asking.
             with contextlib.suppress(RequestError):
@@ -164,6 +178,15 @@ class DrillRoom:
         if drill is not None:
             with contextlib.suppress(WorkbenchError):
                 drill.close()
+
+    def _note_acts(self, diary: Sequence[Mapping[str, Any]]) -> None:
+        """Take what was done so far; a check from before the last act counts no more."""
+        if len(diary) != len(self.diary):
+            self._acted_at = time.monotonic()
+        self.diary = [act["said"] for act in diary]
+        self.course.acted(act["at_s"] for act in diary)
+        if self.seen.get("check", {}).get("acts") != len(diary):
+            self.seen.pop("check", None)
 
     def _on_stage(self, stage: str, done: int, of: int) -> None:
         """Note how far the start is.
@@ -189,6 +212,8 @@ class DrillRoom:
             self.course = Course({probe.call.name: key(probe) for probe in signals})
             self.state = drill.state()
             self.course.take(self.state)
+            self._note_acts(self.state["diary"])
+            self._acted_at = time.monotonic()
             self._to(RUNNING)
 
     def _end(self) -> None:

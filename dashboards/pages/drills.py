@@ -133,7 +133,7 @@ class Drills(Session):
             "engine": _WHOSE,
             "left": f"{left // 60}:{left % 60:02d} left",
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
-            **_table(seen.get("observe"), len(room.diary)),
+            **_table(seen.get("observe"), room.stale),
             **_signals(room.briefing, seen.get("observe")),
             **_curves(room.briefing, room.course, seen.get("observe")),
             **_checks(seen.get("check")),
@@ -154,6 +154,8 @@ class Drills(Session):
         if self.room.phase == NONE and self.polled.count % 3 == 1:
             self.room.join()
         self.room.refresh()
+        if not self.busy:
+            self.room.catch_up()
         return self.room.count
 
     def _act(self, typed: dict[str, Any]) -> Any:
@@ -291,11 +293,10 @@ def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
     return values
 
 
-def _table(seen: dict[str, Any] | None, num_acts: int) -> dict[str, Any]:
+def _table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
     """Say which table runs, whether it is the planned one, and what policy is in force."""
     if seen is None:
         return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
-    stale = seen["acts"] != num_acts
     table, policy = seen["table"], seen["policy"]
     same = table["sha256"] == table["planned"].get("sha256")
     words = "as planned ✓" if same else f"■ planned was {str(table['planned'].get('sha256'))[:12]}"
@@ -305,7 +306,7 @@ def _table(seen: dict[str, Any] | None, num_acts: int) -> dict[str, Any]:
     return {
         "table": f"v{table['version']}, hash {table['sha256'][:12]}, {words}",
         "policy": "; ".join(set_now) or "nothing set",
-        "rows": "▲ from before your last act"
+        "rows": "▲ from before the last act"
         if stale
         else f"measured over {readings.number(seen['rows'])} rows",
         "rows_class": "small tone-warn" if stale else "small muted",

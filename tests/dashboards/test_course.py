@@ -55,7 +55,7 @@ def test_it_is_bounded_however_long_a_drill_runs():
     course = Course({"load": "busiest"})
     for second in range(3 * MAX_POINTS):
         course.take(state(second, second, busiest=1.0))
-        course.act()
+    course.acted(float(second) for second in range(2 * MAX_POINTS))
     assert len(course.points("load")) == len(course.acts) == MAX_POINTS
     assert course.points("load")[-1][0] == 3 * MAX_POINTS - 1
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import workbench.drills
-from dashboards import acts
+from dashboards import acts, drill_room
 from dashboards.app import frame_of
 from dashboards.course import MAX_POINTS
 from dashboards.drill_room import ENDED, NONE, RUNNING, DrillRoom
@@ -47,6 +47,7 @@ class FakeDrill:
             "phase": self.phase, "left_s": 754.0, "diagnosis": self.named,
             "elapsed_s": self.elapsed_s, "sampled_s": self.elapsed_s,
             "signals": {"busiest_device rows=800": 2.28},
+            "diary": [{"at_s": self.elapsed_s, "said": f"did {act}"} for act, _ in self.calls],
         }  # fmt: skip
 
     def observe(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class FakeDrill:
         policy = {"banned": [], "forced": [], "bias": [], "smoothing": 1.2}
         return {
             "signals": [SIGNAL], "rows": 875, "expert_counts": COUNTS, "table": table,
-            "device_rows": [[80, 40], [60, 60]], "policy": policy,
+            "device_rows": [[80, 40], [60, 60]], "policy": policy, "acts": len(self.calls),
         }  # fmt: skip
 
     def act(self, act: str, **arguments: Any) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class FakeDrill:
         return {"diagnosis": option}
 
     def check(self) -> dict[str, Any]:
-        return {"checks": {"devices": CHECK}}
+        return {"checks": {"devices": CHECK}, "acts": len(self.calls)}
 
     def hint(self) -> dict[str, Any]:
         return {"number": 1, "of": 3, "clue": "Count rows by expert."}
@@ -201,8 +202,41 @@ def test_values_from_before_an_act_are_greyed_and_called_old(source, drill):
     page.room.ask("act", "smooth", bonus=1.5)  # not measured again yet
     page.tick(anyway=True)
     values = page.page.values
-    assert values["stale"] == "stale" and "before your last act" in values["rows"]
+    assert values["stale"] == "stale" and "before the last act" in values["rows"]
     assert "tone-warn" in values["rows_class"]
+
+
+def test_an_act_from_a_terminal_marks_what_stands_there_old_and_is_measured_again(
+    source, drill, monkeypatch
+):
+    page = visit(source, START, ("check", ""))
+    assert page.page.values["c0o"] == "✗ fail" and page.page.values["stale"] == ""
+    drill.act("smooth", bonus=1.5)  # not by way of this page
+    page.room.refresh(now=True)
+    page.room.catch_up()
+    page.tick(anyway=True)
+    values = page.page.values
+    assert values["stale"] == "stale" and values["y0"] == "did smooth"
+    assert values["c0h"] and not values["no_checks"], "the check was of another engine"
+    monkeypatch.setattr(drill_room, "STALE_S", 0.0)
+    page.room.catch_up()
+    page.tick(anyway=True)
+    assert page.page.values["stale"] == "" and page.page.values["y0"] == "did smooth"
+    monkeypatch.setattr(drill, "observe", None)
+    page.room.catch_up()
+
+
+def test_a_drill_joined_after_a_terminal_began_it_is_measured_with_what_was_done(
+    source, drill, monkeypatch
+):
+    drill.act("publish")
+    monkeypatch.setattr(workbench.drills, "attach", lambda *_: drill)
+    monkeypatch.setattr(drill_room, "STALE_S", 0.0)
+    page = visit(source)
+    page.room.join()
+    page.room.catch_up()
+    page.tick(anyway=True)
+    assert page.page.values["y0"] == "did publish" and page.page.values["s0v"] == "2.28"
 
 
 def test_what_is_to_be_known_of_a_signal_stands_beside_it(source, drill, monkeypatch):

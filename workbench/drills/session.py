@@ -170,6 +170,11 @@ class Session:
             "left_s": round(max(0.0, self.minutes * 60 - self.elapsed_s), 1),
             "diagnosis": self.diagnosis,
             "acts": list(self.acts),
+            "diary": [
+                {"at_s": event["at_s"], "said": event["said"]}
+                for event in self.events
+                if event["what"] == "act"
+            ],
             "clues": self.clues,
             "table_version": self.engine.table.version,
             "signals": self.samples[-1]["values"] if self.samples else {},
@@ -186,6 +191,7 @@ class Session:
             "signals": [
                 judge(probe, readings, self.steady).as_dict() for probe in self.scenario.signals
             ],
+            "acts": len(self.acts),
             "rows": readings.trace.num_rows,
             "expert_counts": readings.trace.expert_counts().tolist(),
             "device_rows": device_rows(readings),
@@ -244,7 +250,7 @@ class Session:
         self.verdicts = examine(self.scenario.checks, self.readings(), self.steady)
         found = {name: verdict.as_dict() for name, verdict in self.verdicts.items()}
         self._note("check", outcomes={name: v.outcome for name, v in self.verdicts.items()})
-        return {"checks": found}
+        return {"checks": found, "acts": len(self.acts)}
 
     def hint(self) -> dict[str, Any]:
         """Give the next clue, or the last one again.
