@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 """The experts' feed-forward over blocks of rows, in one launch for each of its two products.
 
 Rows are read through the permutation, so that the activations are never copied into padded groups.
@@ -12,145 +11,30 @@ Waits for nothing and reads nothing back. Called by `engine.kernels.gpu.layer`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from engine.errors import KernelError
 from engine.kernels import checks
-from engine.kernels.gpu.lang import INTERPRETED, narrow
+from engine.kernels.gpu.experts import (
+    NATIVE_SCHEMES,
+    ONE_BYTE,
+    ExpertStack,
+    Scratch,
+    empty_scratch,
+    row_format,
+)
+from engine.kernels.gpu.grouped_product import grouped_product
 from engine.kernels.gpu.permute import BlockedPermutation, num_blocks_bound
-from engine.kernels.gpu.quant import DTYPES, quantise_rows
+from engine.kernels.gpu.quant import quantise_rows
 from engine.kernels.gpu.tiles import BLOCK_ROWS, SCHEMES, Tile, TileChoice, choose_tiles
 from engine.kernels.gpu.variant import Variant
-from engine.kernels.quant import FORMAT_ROWS, FORMATS, QuantisedExperts, QuantisedWeights
+from engine.kernels.quant import FORMAT_ROWS, FORMATS, QuantisedWeights
 
-_NATIVE_SCHEMES = ("native", "mixed_int8", "mixed_e4m3")
-_ONE_BYTE = {
-    "w8a8": "int8",
-    "w8a16": "int8",
-    "e4m3": "e4m3",
-    "mixed_int8": "int8",
-    "mixed_e4m3": "e4m3",
-}
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertStack:
-    """The weights of one layer's experts in the formats that a scheme needs."""
-
-    scheme: str
-    """One of `tiles.SCHEMES`."""
-    gate_up: Tensor | None = None
-    """(E, 2F, D) gate rows before up rows, in the rows' format; for `native` and `mixed_*`."""
-    down: Tensor | None = None
-    """(E, D, F)."""
-    quantised: QuantisedExperts | None = None
-    """The same weights in one byte each; for every scheme but `native`."""
-
-    def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise KernelError(f"scheme ({self.scheme!r}) must be one of {', '.join(SCHEMES)}.")
-        if self.scheme in _NATIVE_SCHEMES:
-            if self.gate_up is None or self.down is None:
-                raise KernelError(f"scheme {self.scheme} needs gate_up and down; pass both.")
-            checks.experts(self.gate_up, self.down)
-            checks.contiguous("gate_up", self.gate_up)
-            checks.contiguous("down", self.down)
-        if self.scheme in _ONE_BYTE:
-            self._check_quantised(_ONE_BYTE[self.scheme])
-
-    def _check_quantised(self, kind: str) -> None:
-        if self.quantised is None:
-            raise KernelError(f"scheme {self.scheme} needs quantised weights ({kind}).")
-        gate_up, down = self.quantised.gate_up, self.quantised.down
-        checks.experts(gate_up.values, down.values, dtypes=(DTYPES[kind],))
-        for which, one in (("gate_up", gate_up), ("down", down)):
-            checks.contiguous(f"quantised.{which}.values", one.values)
-            name, because = f"quantised.{which}.scales", f"its values {checks.describe(one.values)}"
-            size = (one.values.shape[0], one.values.shape[1])
-            checks.memory(name, one.scales, size, torch.float32, because)
-            there = {name: one.scales, f"quantised.{which}.values": one.values}
-            checks.same_device(**there, gate_up=self.gate_up)
-        if self.gate_up is not None:
-            because = f"gate_up {checks.describe(self.gate_up)}"
-            wanted = tuple(self.gate_up.shape)
-            checks.shape("quantised.gate_up.values", gate_up.values, wanted, because)
-
-    @property
-    def _any_gate_up(self) -> Tensor:
-        if self.gate_up is not None:
-            return self.gate_up
-        assert self.quantised is not None
-        return self.quantised.gate_up.values
-
-    @property
-    def num_experts(self) -> int:
-        """E."""
-        return self._any_gate_up.shape[0]
-
-    @property
-    def inner(self) -> int:
-        """F."""
-        return self._any_gate_up.shape[1] // 2
-
-    @property
-    def width(self) -> int:
-        """D."""
-        return self._any_gate_up.shape[2]
-
-
-class Scratch(NamedTuple):
-    """Memory of one layer's experts for N rows; what a scheme does not need is None."""
-
-    inner_NF: Tensor
-    """(N, F) what the gated product gives."""
-    out_ND: Tensor
-    """(N, D)."""
-    tokens: tuple[Tensor, Tensor] | None
-    """(T, D) and (T,): the tokens in one byte a value, and their scales."""
-    rows: tuple[Tensor, Tensor] | None
-    """(N, F) and (N,): the inner rows likewise."""
-
-
-def empty_scratch(
-    num_tokens: int, num_pairs: int, experts: ExpertStack, dtype: torch.dtype, device: Any
-) -> Scratch:
-    """Allocate what `grouped_mlp` needs for T tokens and N pairs."""
-
-    def empty(*size: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
-
-    def quantised(count: int, width: int) -> tuple[Tensor, Tensor] | None:
-        name = _row_format(experts.scheme)
-        if name is None:
-            return None
-        return empty(count, width, dtype=DTYPES[name]), empty(count, dtype=torch.float32)
-
-    return Scratch(
-        inner_NF=empty(num_pairs, experts.inner),
-        out_ND=empty(num_pairs, experts.width),
-        tokens=quantised(num_tokens, experts.width),
-        rows=quantised(num_pairs, experts.inner),
-    )
-
-
-def tiles_for(
-    experts: ExpertStack, dtype: torch.dtype, num_pairs: int, num_physical: int, device: Any
-) -> TileChoice:
-    """Choose tiles for N pairs over P experts."""
-    name = str(dtype).removeprefix("torch.")
-    rows = num_pairs / max(1, min(num_pairs, num_physical))
-    if torch.device(device).type != "cuda":
-        return choose_tiles(experts.scheme, name, rows)
-    gpu = torch.cuda.get_device_properties(device)
-    limit = getattr(gpu, "shared_memory_per_block_optin", gpu.shared_memory_per_block)
-    return choose_tiles(experts.scheme, name, rows, device=gpu.name, shared_limit_bytes=limit)
 
 
 def grouped_mlp(
@@ -195,7 +79,7 @@ def grouped_mlp(
         _check_scratch(scratch, x_TD, num_pairs, experts)
     if num_pairs == 0:
         return scratch.out_ND
-    name, one_byte = _row_format(experts.scheme), experts.quantised
+    name, one_byte = row_format(experts.scheme), experts.quantised
     tokens = rows = None
     if name is not None:
         tokens = quantise_rows(x_TD, name, out=scratch.tokens)
@@ -213,11 +97,6 @@ def grouped_mlp(
     return scratch.out_ND
 
 
-def _row_format(scheme: str) -> str | None:
-    """Return the one-byte format that a scheme writes rows in, if any."""
-    return None if scheme == "w8a16" else _ONE_BYTE.get(scheme)
-
-
 def _check(
     x_TD: Tensor,
     permutation: BlockedPermutation,
@@ -226,7 +105,7 @@ def _check(
     formats_U: Tensor | None,
     stack_of_P: Tensor | None,
 ) -> None:
-    checks.rows("x_TD", x_TD, experts._any_gate_up)
+    checks.rows("x_TD", x_TD, experts.any_gate_up)
     checks.contiguous_rows("x_TD", x_TD)
     if experts.gate_up is not None and experts.gate_up.dtype != x_TD.dtype:
         raise KernelError(
@@ -248,7 +127,7 @@ def _check(
     elif permutation.num_physical != experts.num_experts:
         raise KernelError(
             f"the permutation is over {permutation.num_physical} experts but gate_up is "
-            f"{checks.describe(experts._any_gate_up)}; pass stack_of_P."
+            f"{checks.describe(experts.any_gate_up)}; pass stack_of_P."
         )
     mixed = experts.scheme.startswith("mixed")
     if mixed != (formats_U is not None):
@@ -287,7 +166,7 @@ def _check_stack(stack_of_P: Tensor, num_physical: int, experts: ExpertStack) ->
         if not 0 <= place < experts.num_experts:
             raise KernelError(
                 f"stack_of_P {checks.describe(stack_of_P)} holds the place {place} but gate_up "
-                f"{checks.describe(experts._any_gate_up)} has 0 to {experts.num_experts - 1}."
+                f"{checks.describe(experts.any_gate_up)} has 0 to {experts.num_experts - 1}."
             )
 
 
@@ -334,7 +213,7 @@ def _launch(
     stack_of_P: Tensor | None,
 ) -> None:
     rows, one_byte_rows, weights, quantised = operands
-    native = scheme in _NATIVE_SCHEMES
+    native = scheme in NATIVE_SCHEMES
     values: Tensor | None = None
     row_scales: Tensor | None = None
     if one_byte_rows is not None:
@@ -343,7 +222,7 @@ def _launch(
         values = rows
     mixed = formats_U is not None
     num_blocks, width = permutation.block_expert_B.shape[0], out.shape[1]
-    _grouped_product[(num_blocks * triton.cdiv(width, tile.features),)](
+    grouped_product[(num_blocks * triton.cdiv(width, tile.features),)](
         rows if native else None,
         weights if native else None,
         values,
@@ -377,170 +256,15 @@ def _constants(
         "STRIDE": stride,
         "VALUES_STRIDE": stride if scheme == "w8a16" else depth,
         "GATED": gated,
-        "NATIVE": scheme in _NATIVE_SCHEMES,
-        "ONE_BYTE": scheme in _ONE_BYTE,
-        "FORMAT": FORMATS.get(_ONE_BYTE.get(scheme, ""), 0),
+        "NATIVE": scheme in NATIVE_SCHEMES,
+        "ONE_BYTE": scheme in ONE_BYTE,
+        "FORMAT": FORMATS.get(ONE_BYTE.get(scheme, ""), 0),
         "UNIT": unit,
         "TOKENS": tile.tokens,
         "FEATURES": tile.features,
         "TILE_DEPTH": tile.depth,
         "GROUP": tile.group,
     }
-
-
-@triton.jit(do_not_specialize=["num_blocks"])
-def _grouped_product(
-    x_ptr, w_ptr, values_ptr, row_scales_ptr, w_values_ptr, w_scales_ptr, out_ptr,
-    source_ptr, offsets_ptr, block_expert_ptr, block_row_ptr, block_unit_ptr, formats_ptr,
-    stack_ptr, num_blocks,
-    DEPTH: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
-    GATED: tl.constexpr, NATIVE: tl.constexpr, ONE_BYTE: tl.constexpr,
-    FORMAT: tl.constexpr, UNIT: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
-    TILE_DEPTH: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """Multiply one block of rows with one tile of their expert's output channels."""
-    # 1. Which block and which channels: `GROUP` blocks walk over the channels together.
-    pid = tl.program_id(0)
-    tiles = tl.cdiv(WIDTH, FEATURES)
-    first = pid // (GROUP * tiles) * GROUP
-    size = tl.minimum(num_blocks - first, GROUP)
-    within = pid % (GROUP * tiles)
-    block = first + within % size
-    expert = tl.load(block_expert_ptr + block)
-    if expert < 0:
-        return
-    features = within // size * FEATURES + tl.arange(0, FEATURES)
-
-    # 2. Rows and channels. Those past the end repeat the last one, so that every load is of real
-    #    data and no value of the padding can reach a sum; they are not stored.
-    start = tl.load(block_row_ptr + block)
-    end = tl.load(offsets_ptr + expert + 1)
-    rows = start + tl.arange(0, TOKENS)
-    stored = (rows < end)[None, :] & (features < WIDTH)[:, None]
-    rows = tl.minimum(rows, end - 1)
-    source = rows
-    if source_ptr is not None:
-        source = tl.load(source_ptr + rows)
-    slot = expert.to(tl.int64)
-    if stack_ptr is not None:
-        slot = tl.load(stack_ptr + expert).to(tl.int64)
-    channels = tl.minimum(features, WIDTH - 1) + slot * (2 * WIDTH if GATED else WIDTH)
-    out_at = out_ptr + rows[None, :] * WIDTH + features[:, None]
-
-    # 3. One product, or one for each format that the block holds.
-    if NATIVE and ONE_BYTE:
-        unit = tl.load(block_unit_ptr + block) + ((rows - start) // UNIT).to(tl.int32)
-        other = tl.load(formats_ptr + unit) == FORMAT
-        num_other = tl.sum(other.to(tl.int32), axis=0)
-        if num_other < TOKENS:
-            gate, up = _accumulate(
-                x_ptr, w_ptr, source, channels, DEPTH, WIDTH, STRIDE, GATED, TOKENS, FEATURES,
-                TILE_DEPTH,
-            )  # fmt: skip
-            _finish(gate, up, out_at, stored & (other == 0)[None, :], GATED)
-        if num_other > 0:
-            gate, up = _accumulate(
-                values_ptr, w_values_ptr, source, channels, DEPTH, WIDTH, VALUES_STRIDE, GATED,
-                TOKENS, FEATURES, TILE_DEPTH,
-            )  # fmt: skip
-            gate, up = _scale(
-                gate, up, row_scales_ptr, w_scales_ptr, source, channels, WIDTH, GATED
-            )
-            _finish(gate, up, out_at, stored & other[None, :], GATED)
-    elif ONE_BYTE:
-        gate, up = _accumulate(
-            values_ptr, w_values_ptr, source, channels, DEPTH, WIDTH, VALUES_STRIDE, GATED, TOKENS,
-            FEATURES, TILE_DEPTH,
-        )  # fmt: skip
-        gate, up = _scale(gate, up, row_scales_ptr, w_scales_ptr, source, channels, WIDTH, GATED)
-        _finish(gate, up, out_at, stored, GATED)
-    else:
-        gate, up = _accumulate(
-            x_ptr, w_ptr, source, channels, DEPTH, WIDTH, STRIDE, GATED, TOKENS, FEATURES,
-            TILE_DEPTH,
-        )  # fmt: skip
-        _finish(gate, up, out_at, stored, GATED)
-
-
-@triton.jit
-def _accumulate(
-    x_ptr, w_ptr, source, channels,
-    DEPTH: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, GATED: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr, TILE_DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Return ``w[channels] @ x[source].T``, and with `GATED` that of the up channels.
-
-    int8 adds up in int32, all others in fp32; without `GATED` the second result is not used.
-    """
-    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
-    EVEN: tl.constexpr = DEPTH % TILE_DEPTH == 0
-    inner = tl.arange(0, TILE_DEPTH)
-    x_at = x_ptr + source[None, :] * STRIDE + inner[:, None]
-    gate_at = w_ptr + channels[:, None] * DEPTH + inner[None, :]
-    gate_sum = tl.zeros((FEATURES, TOKENS), SUM)
-    up_sum = tl.zeros((FEATURES, TOKENS), SUM)
-    for done in range(0, DEPTH, TILE_DEPTH):
-        if EVEN:
-            x, gate = tl.load(x_at), tl.load(gate_at)
-        else:
-            x = tl.load(x_at, mask=inner[:, None] < DEPTH - done, other=0.0)
-            gate = tl.load(gate_at, mask=inner[None, :] < DEPTH - done, other=0.0)
-        gate_sum = _dot(gate, x, gate_sum, TILE_DEPTH)
-        if GATED:
-            up_at = gate_at + WIDTH * DEPTH
-            if EVEN:
-                up = tl.load(up_at)
-            else:
-                up = tl.load(up_at, mask=inner[None, :] < DEPTH - done, other=0.0)
-            up_sum = _dot(up, x, up_sum, TILE_DEPTH)
-        x_at += TILE_DEPTH
-        gate_at += TILE_DEPTH
-    return gate_sum, up_sum
-
-
-@triton.jit
-def _dot(weights, x, total, TILE_DEPTH: tl.constexpr):
-    """Return ``total + weights @ x``; fp32 stays fp32 (the default would be tf32).
-
-    Tensor cores of sm_90 add e4m3 products up in 14 bits, so each tile's sum is added in fp32.
-    Source: DeepSeek-V3 (arXiv 2412.19437, section 3.3.2).
-    """
-    if x.dtype != tl.int8:
-        if INTERPRETED:
-            weights = weights.to(tl.float32)
-            x = x.to(tl.float32)
-        elif weights.dtype == tl.int8:
-            weights = weights.to(x.dtype)
-    return tl.dot(
-        weights, x, total, input_precision="ieee", max_num_imprecise_acc=TILE_DEPTH,
-        out_dtype=total.dtype,
-    )  # fmt: skip
-
-
-@triton.jit
-def _scale(
-    gate, up, row_scales_ptr, w_scales_ptr, source, channels,
-    WIDTH: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
-    """Multiply sums of one-byte values by their channels' and, where there are, rows' scales."""
-    gate = gate.to(tl.float32) * tl.load(w_scales_ptr + channels)[:, None]
-    if GATED:
-        up = up.to(tl.float32) * tl.load(w_scales_ptr + channels + WIDTH)[:, None]
-    if row_scales_ptr is not None:
-        scales = tl.load(row_scales_ptr + source)[None, :]
-        gate *= scales
-        if GATED:
-            up *= scales
-    return gate, up
-
-
-@triton.jit
-def _finish(gate, up, out_at, stored, GATED: tl.constexpr):
-    """Store the sums, or ``silu(gate) * up``, in the format of the output."""
-    out = gate
-    if GATED:
-        out = gate * tl.sigmoid(gate) * up
-    tl.store(out_at, narrow(out, out_at.dtype.scalar.element_ty), mask=stored)
 
 
 def variants() -> tuple[Variant, ...]:
@@ -573,14 +297,14 @@ def _both(
 def _variant(
     scheme: str, dtype: str, tile: Tile, gated: bool, depth: int, width: int, suffix: str
 ) -> Variant:
-    native, one_byte = scheme in _NATIVE_SCHEMES, _ONE_BYTE.get(scheme)
+    native, one_byte = scheme in NATIVE_SCHEMES, ONE_BYTE.get(scheme)
     mixed = native and one_byte is not None
     row, value = f"*{dtype}", {"int8": "*i8", "e4m3": "*fp8e4nv", None: None}[one_byte]
     types: dict[str, str | None] = {
         "x_ptr": row if native else None,
         "w_ptr": row if native else None,
         "values_ptr": row if scheme == "w8a16" else value,
-        "row_scales_ptr": "*fp32" if _row_format(scheme) else None,
+        "row_scales_ptr": "*fp32" if row_format(scheme) else None,
         "w_values_ptr": value,
         "w_scales_ptr": "*fp32" if one_byte else None,
         "out_ptr": row,
@@ -598,8 +322,8 @@ def _variant(
     operands = {"w8a8": "int8", "e4m3": "fp8"}.get(scheme, dtype)
     return Variant(
         name=f"{'gate_up' if gated else 'down'}.{scheme}.{dtype}.{tile}{suffix}",
-        kernel=_grouped_product,
-        signature={name: types.get(name) or "constexpr" for name in _grouped_product.arg_names},
+        kernel=grouped_product,
+        signature={name: types.get(name) or "constexpr" for name in grouped_product.arg_names},
         constexprs=absent | constants,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

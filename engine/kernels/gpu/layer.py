@@ -17,13 +17,8 @@ from torch import Tensor
 from engine.errors import KernelError
 from engine.kernels import checks
 from engine.kernels.gpu.combine import combine
-from engine.kernels.gpu.grouped_gemm import (
-    ExpertStack,
-    Scratch,
-    empty_scratch,
-    grouped_mlp,
-    tiles_for,
-)
+from engine.kernels.gpu.experts import ExpertStack, Scratch, empty_scratch, tiles_for
+from engine.kernels.gpu.grouped_gemm import grouped_mlp
 from engine.kernels.gpu.permute import BlockedPermutation, empty_permutation, permute
 from engine.kernels.gpu.tiles import TileChoice
 from engine.kernels.gpu.topk import route

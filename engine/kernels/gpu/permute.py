@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 """Order (token, slot) pairs by expert and cut each expert's rows into blocks, on the device.
 
 Nothing is read back: what depends on the ids (how many rows, which blocks are in use) stays in
@@ -13,11 +12,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from engine.errors import KernelError
 from engine.kernels import checks
+from engine.kernels.gpu.permute_kernels import (
+    count_chunks,
+    map_blocks,
+    permute_quadratic,
+    place_chunks,
+    scan_chunks,
+)
 from engine.kernels.gpu.variant import Variant
 from engine.kernels.quant import FORMAT_ROWS
 
@@ -205,7 +210,7 @@ def permute(
     map_programs = triton.cdiv(num_blocks, _BLOCK_TILE)
     if num_pairs <= QUADRATIC_PAIRS:
         pair_programs = triton.cdiv(num_pairs, _TILE)
-        _permute_quadratic[(pair_programs + map_programs,)](
+        permute_quadratic[(pair_programs + map_programs,)](
             ids_TK, *layout, num_pairs, out.source_N, out.row_of_N, out.tally, *blocks, num_blocks,
             pair_programs, **sizes, **map_sizes, STEPS=_steps(num_pairs, _TILE), TILE=_TILE,
             COUNT_STEPS=_steps(num_pairs, _COUNT_TILE), COUNT_TILE=_COUNT_TILE,
@@ -213,13 +218,13 @@ def permute(
         return out
     chunks = triton.cdiv(num_pairs, CHUNK)
     pairs = (ids_TK, *layout, num_pairs)
-    _count_chunks[(chunks,)](*pairs, out.chunk_counts, **sizes, CHUNK=CHUNK, num_warps=_COUNT_WARPS)
-    _scan_chunks[(triton.cdiv(_lanes(num_physical), _SCAN_EXPERTS),)](
+    count_chunks[(chunks,)](*pairs, out.chunk_counts, **sizes, CHUNK=CHUNK, num_warps=_COUNT_WARPS)
+    scan_chunks[(triton.cdiv(_lanes(num_physical), _SCAN_EXPERTS),)](
         out.chunk_counts, out.tally, chunks, LANES=sizes["LANES"], STEPS=_steps(chunks, _SCAN_ROWS),
         ROWS=_SCAN_ROWS, EXPERTS=_SCAN_EXPERTS,
     )  # fmt: skip
-    _map_blocks[(map_programs,)](out.tally, *blocks, num_blocks, **sizes, **map_sizes)
-    _place_chunks[(chunks,)](
+    map_blocks[(map_programs,)](out.tally, *blocks, num_blocks, **sizes, **map_sizes)
+    place_chunks[(chunks,)](
         *pairs, out.chunk_counts, out.offsets, out.source_N, out.row_of_N, **sizes, CHUNK=CHUNK,
         TILE=_PLACE_TILE,
     )  # fmt: skip
@@ -268,159 +273,6 @@ def _steps(size: int, tile: int) -> int:
     return int(triton.next_power_of_2(triton.cdiv(size, tile)))
 
 
-@triton.jit
-def _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P: tl.constexpr):
-    """Return the expert of each pair; P where it has none and P + 1 where the id is bad."""
-    at = (pairs // K).to(tl.int64) * stride_t + (pairs % K).to(tl.int64) * stride_k
-    ids = tl.load(ids_ptr + at, mask=pairs < num_pairs, other=-1)
-    return tl.where((ids >= 0) & (ids < P), ids, tl.where(ids == -1, P, P + 1)).to(tl.int32)
-
-
-@triton.jit
-def _rank(keys, places, other_keys, other_places):
-    """Count, for each pair, the others of the same expert that stand before it."""
-    same = keys[:, None] == other_keys[None, :]
-    return tl.sum((same & (other_places[None, :] < places[:, None])).to(tl.int32), axis=1)
-
-
-@triton.jit
-def _write_blocks(
-    counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
-    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
-    BLOCK_TILE: tl.constexpr,
-):  # fmt: skip
-    """Write `BLOCK_TILE` entries of the block map from block `first` on, given all counts.
-
-    What lies before a block is summed over the experts whose last block does.
-    """
-    lanes = tl.arange(0, LANES)
-    counts = tl.where(lanes < P, counts, 0)
-    blocks = (counts + B - 1) // B
-    units = (counts + U - 1) // U
-    last = tl.cumsum(blocks, 0)
-    block = first + tl.arange(0, BLOCK_TILE)
-    before = last[None, :] <= block[:, None]
-    expert = tl.sum(before.to(tl.int32), axis=1)
-    index = block - tl.sum(tl.where(before, blocks[None, :], 0), axis=1)
-    row = tl.sum(tl.where(before, counts[None, :], 0), axis=1) + index * B
-    unit = tl.sum(tl.where(before, units[None, :], 0), axis=1) + index * (B // U)
-    inside = block < num_blocks
-    used = expert < P
-    tl.store(expert_ptr + block, tl.where(used, expert, -1), mask=inside)
-    tl.store(row_ptr + block, tl.where(used, row, 0).to(tl.int64), mask=inside)
-    tl.store(unit_ptr + block, tl.where(used, unit, 0), mask=inside)
-    if first == 0:
-        ends = tl.cumsum(counts, 0)
-        tl.store(offsets_ptr + lanes, (ends - counts).to(tl.int64), mask=lanes <= P)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "num_blocks", "pair_programs"])
-def _permute_quadratic(
-    ids_ptr, stride_t, stride_k, K, num_pairs, source_ptr, row_of_ptr, tally_ptr,
-    offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks, pair_programs,
-    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
-    BLOCK_TILE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
-    COUNT_STEPS: tl.constexpr, COUNT_TILE: tl.constexpr,
-):  # fmt: skip
-    """Rank a tile of pairs against all pairs; the programs after those write the block map."""
-    pid = tl.program_id(0)
-    lanes = tl.arange(0, TILE)
-    if pid < pair_programs:
-        pairs = pid * TILE + lanes
-        keys = tl.minimum(_load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P), P)
-        row = tl.zeros((TILE,), tl.int32)
-        for step in range(STEPS):
-            others = step * TILE + lanes
-            other = _load_keys(ids_ptr, stride_t, stride_k, K, others, num_pairs, P)
-            row += tl.sum((other[None, :] < keys[:, None]).to(tl.int32), axis=1)
-            row += tl.where(keys < P, _rank(keys, pairs, other, others), 0)
-        inside = pairs < num_pairs
-        tl.store(row_of_ptr + pairs, row.to(tl.int64), mask=inside)
-        tl.store(source_ptr + row, (pairs // K).to(tl.int64), mask=inside & (keys < P))
-    else:
-        counts = tl.zeros((LANES,), tl.int32)
-        for step in range(COUNT_STEPS):
-            pairs = step * COUNT_TILE + tl.arange(0, COUNT_TILE)
-            keys = _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P)
-            counts += tl.histogram(keys, LANES)
-        first = (pid - pair_programs).to(tl.int64) * BLOCK_TILE
-        if first == 0:
-            tl.store(tally_ptr + tl.arange(0, LANES), counts)
-        _write_blocks(
-            counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
-            P, LANES, B, U, BLOCK_TILE,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _count_chunks(
-    ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr,
-    P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Count each chunk's pairs by expert."""
-    chunk = tl.program_id(0).to(tl.int64)
-    pairs = chunk * CHUNK + tl.arange(0, CHUNK)
-    keys = _load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P)
-    at = chunk_counts_ptr + chunk * LANES + tl.arange(0, LANES)
-    tl.store(at, tl.histogram(keys, LANES))
-
-
-@triton.jit(do_not_specialize=["num_chunks"])
-def _scan_chunks(
-    chunk_counts_ptr, tally_ptr, num_chunks,
-    LANES: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr,
-):  # fmt: skip
-    """Replace each chunk's counts by what the chunks before it hold, and write the totals."""
-    experts = tl.program_id(0).to(tl.int64) * EXPERTS + tl.arange(0, EXPERTS)
-    total = tl.zeros((EXPERTS,), tl.int32)
-    for step in range(STEPS):
-        chunks = step * ROWS + tl.arange(0, ROWS).to(tl.int64)
-        at = chunk_counts_ptr + chunks[:, None] * LANES + experts[None, :]
-        inside = chunks[:, None] < num_chunks
-        counts = tl.load(at, mask=inside, other=0)
-        tl.store(at, tl.cumsum(counts, 0) - counts + total[None, :], mask=inside)
-        total += tl.sum(counts, axis=0)
-    tl.store(tally_ptr + experts, total)
-
-
-@triton.jit(do_not_specialize=["num_blocks"])
-def _map_blocks(
-    tally_ptr, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
-    P: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr, U: tl.constexpr,
-    BLOCK_TILE: tl.constexpr,
-):  # fmt: skip
-    """Write the block map and the offsets from the totals."""
-    counts = tl.load(tally_ptr + tl.arange(0, LANES))
-    first = tl.program_id(0).to(tl.int64) * BLOCK_TILE
-    _write_blocks(
-        counts, first, offsets_ptr, expert_ptr, row_ptr, unit_ptr, num_blocks,
-        P, LANES, B, U, BLOCK_TILE,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _place_chunks(
-    ids_ptr, stride_t, stride_k, K, num_pairs, chunk_counts_ptr, offsets_ptr, source_ptr,
-    row_of_ptr, P: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Give each pair of a chunk its row: its expert's offset, the chunks before, its rank here."""
-    chunk = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, CHUNK)
-    pairs = chunk * CHUNK + places
-    keys = tl.minimum(_load_keys(ids_ptr, stride_t, stride_k, K, pairs, num_pairs, P), P)
-    rank = tl.zeros((CHUNK,), tl.int32)
-    for step in range(CHUNK // TILE):
-        others = step * TILE + tl.arange(0, TILE)
-        other = _load_keys(ids_ptr, stride_t, stride_k, K, chunk * CHUNK + others, num_pairs, P)
-        rank += _rank(keys, places, other, others)
-    placed = keys < P
-    before = tl.load(chunk_counts_ptr + chunk * LANES + keys, mask=placed, other=0)
-    row = tl.load(offsets_ptr + keys) + tl.where(placed, before + rank, 0)
-    inside = pairs < num_pairs
-    tl.store(row_of_ptr + pairs, row, mask=inside)
-    tl.store(source_ptr + row, pairs // K, mask=inside & placed)
-
-
 def variants() -> tuple[Variant, ...]:
     """Return what is compiled for a device: the two ways for 8 and for 512 experts."""
     pairs = {"ids_ptr": "*i64", "stride_t": "i32", "stride_k": "constexpr", "K": "i32"}
@@ -429,12 +281,12 @@ def variants() -> tuple[Variant, ...]:
     count, chunks, tally = {"num_pairs": "i32"}, {"chunk_counts_ptr": "*i32"}, {"tally_ptr": "*i32"}
     total = {"num_blocks": "i32"}
     arguments = {
-        _permute_quadratic: pairs | count | rows | tally | blocks | total
+        permute_quadratic: pairs | count | rows | tally | blocks | total
         | {"pair_programs": "i32"},
-        _count_chunks: pairs | count | chunks,
-        _scan_chunks: chunks | tally | {"num_chunks": "i32"},
-        _map_blocks: tally | blocks | total,
-        _place_chunks: pairs | count | chunks | {"offsets_ptr": "*i64"} | rows,
+        count_chunks: pairs | count | chunks,
+        scan_chunks: chunks | tally | {"num_chunks": "i32"},
+        map_blocks: tally | blocks | total,
+        place_chunks: pairs | count | chunks | {"offsets_ptr": "*i64"} | rows,
     }  # fmt: skip
     found = []
     for kernel, given in arguments.items():
@@ -443,20 +295,20 @@ def variants() -> tuple[Variant, ...]:
             values |= {"BLOCK_TILE": _BLOCK_TILE, "STEPS": 8, "TILE": _TILE, "CHUNK": CHUNK}
             values |= {"COUNT_STEPS": 2, "COUNT_TILE": _COUNT_TILE}
             values |= {"ROWS": _SCAN_ROWS, "EXPERTS": _SCAN_EXPERTS, "stride_k": 1}
-            if kernel is _place_chunks:
+            if kernel is place_chunks:
                 values["TILE"] = _PLACE_TILE
             constexprs = {name: values[name] for name in kernel.arg_names if name not in given}
             if "stride_k" in given:
                 constexprs["stride_k"] = 1
             signature = {name: given.get(name, "constexpr") for name in kernel.arg_names}
-            name = f"{kernel.__name__.removeprefix('_')}.{num_physical}"
+            name = f"{kernel.__name__}.{num_physical}"
             found.append(
                 Variant(
                     name=name,
                     kernel=kernel,
                     signature=signature,
                     constexprs=constexprs,
-                    num_warps=_COUNT_WARPS if kernel is _count_chunks else 4,
+                    num_warps=_COUNT_WARPS if kernel is count_chunks else 4,
                 )
             )
     return tuple(found)

@@ -11,8 +11,9 @@ from engine.errors import KernelError
 from engine.kernels import quant, reference
 from engine.kernels.gpu import grouped_gemm as ours
 from engine.kernels.gpu.combine import combine
+from engine.kernels.gpu.experts import ONE_BYTE, ExpertStack, empty_scratch
 from engine.kernels.gpu.permute import empty_permutation, num_blocks_bound, permute
-from engine.kernels.gpu.tiles import Tile, TileChoice
+from engine.kernels.gpu.tiles import SCHEMES, Tile, TileChoice
 from tests.numerics import close
 
 BOTH = {"w8a8": "int8", "e4m3": "e4m3", "mixed_int8": "int8", "mixed_e4m3": "e4m3"}
@@ -41,10 +42,10 @@ class Batch:
         self.gate_up, self.down = gate_up.to(dtype), down.to(dtype)
 
     def stack(self, scheme):
-        name = ours._ONE_BYTE.get(scheme)
+        name = ONE_BYTE.get(scheme)
         one_byte = quant.quantise_experts(self.gate_up, self.down, name) if name else None
         native = scheme in ("native", "mixed_int8", "mixed_e4m3")
-        return ours.ExpertStack(
+        return ExpertStack(
             scheme=scheme,
             gate_up=self.gate_up if native else None,
             down=self.down if native else None,
@@ -56,7 +57,7 @@ class Batch:
         ids = self.ids if ids is None else ids
         x = self.x if x is None else x
         permutation = permute(ids, stack.num_experts, 16, format_rows=format_rows)
-        scratch = ours.empty_scratch(len(x), ids.numel(), stack, x.dtype, "cpu")
+        scratch = empty_scratch(len(x), ids.numel(), stack, x.dtype, "cpu")
         scratch.inner_NF.fill_(float("nan"))
         scratch.out_ND.fill_(float("nan"))
         if formats is not None:  # for every unit that any ids could need; 77 is no format
@@ -180,7 +181,7 @@ def test_the_oracle_check_fails_for_wrong_experts_tokens_and_weights():
     assert close(batch.run(batch.stack("native")), expected, 1e-5)
     swapped = batch.gate_up.clone()
     swapped[[0, 1]] = batch.gate_up[[1, 0]]
-    other = ours.ExpertStack(scheme="native", gate_up=swapped, down=batch.down)
+    other = ExpertStack(scheme="native", gate_up=swapped, down=batch.down)
     assert not close(batch.run(other), expected, 1e-5), "two experts swapped"
     dropped = batch.ids.clone()
     dropped[4, 1] = -1
@@ -272,10 +273,10 @@ def test_a_token_a_thousand_times_smaller_keeps_its_relative_error():
         assert error < 0.02
 
 
-@pytest.mark.parametrize("scheme", ours.SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_tokens_launch_nothing(scheme, monkeypatch):
     batch = Batch(0, 8, 2, 32, 16, dtype=torch.bfloat16)
-    monkeypatch.setattr(ours, "_grouped_product", None)
+    monkeypatch.setattr(ours, "grouped_product", None)
     formats = torch.empty(0, dtype=torch.int8) if scheme.startswith("mixed") else None
     y = batch.run(batch.stack(scheme), formats=formats)
     assert y.shape == (0, 32) and y.dtype == torch.bfloat16
@@ -305,11 +306,11 @@ def test_arguments_that_do_not_fit_are_named_with_both_shapes():
     refused(r"mixed_int8 needs formats_U", experts=batch.stack("mixed_int8"))
     refused(r"stack_of_P is \(3,\) int64 but must be \(4,\)", stack_of_P=torch.arange(3))
     with pytest.raises(KernelError, match=r"down is \(4, 32, 15\) .* \(4, 32, 16\) to fit gate_up"):
-        ours.ExpertStack(scheme="native", gate_up=stack.gate_up, down=stack.down[..., :15])
+        ExpertStack(scheme="native", gate_up=stack.gate_up, down=stack.down[..., :15])
     with pytest.raises(KernelError, match=r"scheme \('int4'\) must be one of native, w8a8"):
-        ours.ExpertStack(scheme="int4")
+        ExpertStack(scheme="int4")
     with pytest.raises(KernelError, match=r"scheme w8a8 needs quantised weights \(int8\)"):
-        ours.ExpertStack(scheme="w8a8")
+        ExpertStack(scheme="w8a8")
 
 
 def test_tokens_must_be_those_that_were_permuted():
@@ -342,7 +343,7 @@ def test_formats_and_places_in_the_stack_must_fit_the_permutation():
 def test_scratch_of_other_sizes_and_scales_that_do_not_fit_are_refused():
     batch = Batch(6, 4, 2, 32, 16)
     native, one_byte = batch.stack("native"), batch.stack("w8a8")
-    empty, f32 = ours.empty_scratch, torch.float32
+    empty, f32 = empty_scratch, torch.float32
     refused(
         r"scratch.inner_NF is \(11, 16\) float32 but must be \(12, 16\) .* to fit x_TD \(6, 32\)",
         scratch=empty(6, 11, native, f32, "cpu"),

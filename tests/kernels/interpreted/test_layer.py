@@ -7,7 +7,7 @@ import torch
 
 from engine.errors import KernelError
 from engine.kernels import quant, reference
-from engine.kernels.gpu.grouped_gemm import ExpertStack
+from engine.kernels.gpu.experts import ExpertStack
 from engine.kernels.gpu.layer import DeviceMoE, capture, gate_logits
 from engine.kernels.router import RouterConfig
 from tests.numerics import close

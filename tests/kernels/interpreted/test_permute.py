@@ -95,7 +95,7 @@ def test_all_tokens_on_one_expert_fill_block_after_block(way):
 
 
 def test_no_tokens_give_no_rows_and_launch_nothing(way, monkeypatch):
-    for kernel in ("_permute_quadratic", "_count_chunks", "_map_blocks"):
+    for kernel in ("permute_quadratic", "count_chunks", "map_blocks"):
         monkeypatch.setattr(ours, kernel, None)
     out = ours.permute(torch.empty(0, 4, dtype=torch.int64), 8, 16)
     assert out.source_N.numel() == out.block_expert_B.numel() == 0

@@ -20,7 +20,7 @@ from workbench.bench.gpu.setting import NO_FP8, Row, Setting
 from workbench.bench.gpu.shapes import Shape
 
 if TYPE_CHECKING:
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
 
 EVEN = Shape(name="even", hidden=256, width=128, num_experts=8, top_k=2)
 ODD = Shape(name="odd", hidden=200, width=88, num_experts=60, top_k=5)
@@ -181,7 +181,7 @@ def _sizes(setting: Setting) -> Iterator[tuple[str, int]]:
 
 def _stack(gate_up: Tensor, down: Tensor, scheme: str) -> tuple[ExpertStack, tuple[Tensor, Tensor]]:
     """Return the experts in a scheme, and the weights they stand for."""
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
     from engine.kernels.quant import quantise_experts
 
     if scheme == "native":
@@ -196,7 +196,8 @@ def _stack(gate_up: Tensor, down: Tensor, scheme: str) -> tuple[ExpertStack, tup
 
 def _run(experts: ExpertStack, one: Batch, scheme: str) -> Tensor:
     from engine.kernels.gpu.combine import combine
-    from engine.kernels.gpu.grouped_gemm import grouped_mlp, tiles_for
+    from engine.kernels.gpu.experts import tiles_for
+    from engine.kernels.gpu.grouped_gemm import grouped_mlp
     from engine.kernels.gpu.permute import num_blocks_bound, permute
     from engine.kernels.quant import FORMAT_ROWS, FORMATS, NATIVE
 

@@ -62,7 +62,7 @@ def _combine(setting: Setting, tokens: int, row: Row) -> None:
 
 def _experts(setting: Setting, num_experts: int, width: int, hidden: int, row: Row) -> None:
     """Send every token to the last expert of a stack that is NaN but for it."""
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
 
     device, dtype = setting.device, torch.bfloat16
     generator = torch.Generator(device).manual_seed(4)

@@ -12,7 +12,7 @@ from workbench.bench.gpu.inputs import Batch, e4m3_weights, native_weights
 from workbench.bench.gpu.shapes import Shape
 
 if TYPE_CHECKING:
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
     from engine.kernels.gpu.tiles import TileChoice
 
 Layer = Callable[[Batch], Tensor]
@@ -20,7 +20,7 @@ Layer = Callable[[Batch], Tensor]
 
 def stack(shape: Shape, device: torch.device, dtype: torch.dtype) -> ExpertStack:
     """Return random experts in the shape's own scheme."""
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
 
     if shape.scheme == "e4m3":
         return ExpertStack(scheme="e4m3", quantised=e4m3_weights(shape, device))
@@ -36,7 +36,8 @@ def layer(
     Memory is allocated here, once, so that a call can be recorded as a CUDA graph.
     """
     from engine.kernels.gpu.combine import combine
-    from engine.kernels.gpu.grouped_gemm import empty_scratch, grouped_mlp, tiles_for
+    from engine.kernels.gpu.experts import empty_scratch, tiles_for
+    from engine.kernels.gpu.grouped_gemm import grouped_mlp
     from engine.kernels.gpu.permute import empty_permutation, permute
 
     (num_tokens, k), device, dtype = like.ids_TK.shape, like.x_TD.device, like.x_TD.dtype

@@ -23,7 +23,7 @@ from workbench.bench.gpu.shapes import Shape
 from workbench.bench.gpu.timing import milliseconds
 
 if TYPE_CHECKING:
-    from engine.kernels.gpu.grouped_gemm import ExpertStack
+    from engine.kernels.gpu.experts import ExpertStack
     from engine.kernels.gpu.tiles import Tile
 
 GAIN = 0.98
