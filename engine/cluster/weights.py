@@ -12,9 +12,10 @@ from engine.checkpoint.load import assignments
 from engine.cluster.experts import ExpertStore
 from engine.config import ModelConfig
 from engine.errors import CheckpointError
-from engine.exchange.dispatch import Dispatcher
+from engine.exchange.dispatch import Dispatcher, LocalDispatcher
 from engine.faults import Faults
 from engine.kernels.registry import Ops
+from engine.model.parts import Parts
 from engine.model.transformer import Transformer
 
 
@@ -47,8 +48,13 @@ def load_model(
         CheckpointError: a file is damaged, names do not match one to one, or a weight is NaN.
     """
     items = assignments(folder, config)
-    num_slots = store.num_slots if store else None
-    model = Transformer(config, ops, faults, num_positions, dispatcher, num_slots)
+    parts = Parts(
+        ops=ops,
+        faults=faults,
+        dispatcher=dispatcher or LocalDispatcher(ops, faults),
+        num_slots=store.num_slots if store else None,
+    )
+    model = Transformer(config, parts, num_positions)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for item in items:

@@ -6,16 +6,17 @@ per token, R = T·K rows ordered by expert.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from engine.config import ModelConfig
-from engine.exchange.dispatch import Dispatcher, DispatchHandle
-from engine.faults import Faults
+from engine.exchange.dispatch import DispatchHandle
 from engine.kernels.experts import ExpertWeights
-from engine.kernels.registry import Ops
 from engine.kernels.topk import Selection
 from engine.model.layers import blank
+from engine.model.parts import Parts
 from engine.model.step import LayerRecord, StepContext
 from engine.routing.device import Placer
 from engine.routing.gate import Gate, GateOutput
@@ -28,22 +29,14 @@ class MoE(nn.Module):
     under way while the rows of the one before compute.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        ops: Ops,
-        faults: Faults,
-        dispatcher: Dispatcher,
-        num_slots: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, index: int, parts: Parts) -> None:
         """Build the layer that is number `index` among the MoE layers."""
         super().__init__()
         self.index = index
-        self.gate = Gate(config, ops, faults)
+        self.gate = Gate(config, parts.ops, parts.faults)
         self.placer = Placer()
-        self.dispatcher = dispatcher
-        self.experts = Experts(config, ops, faults, num_slots)
+        self.dispatcher = parts.dispatcher
+        self.experts = Experts(config, parts)
 
     def forward(self, x_TD: Tensor, step: StepContext) -> Tensor:
         """Send each token to its experts and add up what they return; (T, D) in and out."""
@@ -72,27 +65,25 @@ class MoE(nn.Module):
         return y_TD
 
     def _select(self, logits_TE: Tensor, step: StepContext) -> Selection:
-        policy, smoother = step.policies[self.index], step.smoother
-        if smoother is None:
-            return self.gate.select(logits_TE, policy)
+        policy, explain = step.policies[self.index], step.records is not None
+        if (smoother := step.smoother) is None:
+            return self.gate.select(logits_TE, policy, explain=explain)
         return smoother.select(
-            lambda logits: self.gate.select(logits, policy), logits_TE, self.index
+            partial(self.gate.select, policy=policy, explain=explain), logits_TE, self.index
         )
 
 
 class Experts(nn.Module):
     """The feed-forward networks of one layer, stacked: all E logical ones, or a rank's slots."""
 
-    def __init__(
-        self, config: ModelConfig, ops: Ops, faults: Faults, num_slots: int | None = None
-    ) -> None:
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
         super().__init__()
-        num_experts = config.num_experts if num_slots is None else num_slots
+        num_experts = config.num_experts if parts.num_slots is None else parts.num_slots
         width = config.hidden_size
         self.gate_up = blank(num_experts, 2 * config.moe_intermediate_size, width)
         self.down = blank(num_experts, width, config.moe_intermediate_size)
-        self.weights = ExpertWeights(self.gate_up, self.down, ops.prepare_experts)
-        self.ops, self.faults = ops, faults
+        self.ops, self.faults = parts.ops, parts.faults
+        self.weights = ExpertWeights(self.gate_up, self.down, self.ops.prepare_experts)
 
     def forward(self, rows_RD: Tensor, handle: DispatchHandle) -> Tensor:
         """Run (R, D) rows, ordered by physical expert, through their experts."""

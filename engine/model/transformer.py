@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import ModelConfig
-from engine.exchange.dispatch import Dispatcher, LocalDispatcher
-from engine.faults import Faults
 from engine.kernels.dense import Product
-from engine.kernels.registry import Ops
 from engine.model.attention import Attention
 from engine.model.kv_cache import KVCache
 from engine.model.layers import MLP, Linear, RMSNorm, Rotary, blank
 from engine.model.moe import Experts, MoE
+from engine.model.parts import Parts
 from engine.model.step import StepContext
 from engine.routing.gate import Gate
 
@@ -21,37 +19,18 @@ from engine.routing.gate import Gate
 class Transformer(nn.Module):
     """Embedding, L layers, norm, head."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        ops: Ops,
-        faults: Faults,
-        num_positions: int,
-        dispatcher: Dispatcher | None = None,
-        num_slots: int | None = None,
-    ) -> None:
-        """Build the model with blank parameters.
-
-        Args:
-            config: its shape.
-            ops: the operations it runs on.
-            faults: its fault points.
-            num_positions: bounds the rotary tables.
-            dispatcher: moves rows to their experts; None keeps them in this process.
-            num_slots: experts a layer holds; None holds all.
-        """
+    def __init__(self, config: ModelConfig, parts: Parts, num_positions: int) -> None:
+        """Build the model with blank parameters; `num_positions` bounds the rotary tables."""
         super().__init__()
-        dispatcher = dispatcher or LocalDispatcher(ops, faults)
-        self.config, self.ops = config, ops
+        self.config, self.ops = config, parts.ops
         self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = Rotary(config.head_dim, config.rope_theta, num_positions)
         self.layers = nn.ModuleList(
-            Layer(config, index, ops, faults, dispatcher, num_slots)
-            for index in range(config.num_layers)
+            Layer(config, index, parts) for index in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, self.ops)
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, ops)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, self.ops)
         self.tied_head: Product | None = None
 
     def forward(self, cache: KVCache, step: StepContext) -> Tensor:
@@ -98,21 +77,14 @@ class Transformer(nn.Module):
 class Layer(nn.Module):
     """Attention, then experts or a dense feed-forward, each behind a norm and added back."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        ops: Ops,
-        faults: Faults,
-        dispatcher: Dispatcher,
-        num_slots: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, index: int, parts: Parts) -> None:
         super().__init__()
+        ops = parts.ops
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.attention = Attention(config, index, ops)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
         if config.is_moe:
-            self.moe = MoE(config, index, ops, faults, dispatcher, num_slots)
+            self.moe = MoE(config, index, parts)
         else:
             self.mlp = MLP(config.hidden_size, config.intermediate_size, ops)
         self.is_moe = config.is_moe

@@ -6,6 +6,7 @@ whatever the model's number format.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -53,13 +54,18 @@ class Gate(nn.Module):
             logits_TE = fault(logits_TE)
         return logits_TE
 
-    def select(self, logits_TE: Tensor, policy: LayerPolicy | None) -> Selection:
-        """Choose experts from logits, under an operator's policy if one is set."""
+    def select(
+        self, logits_TE: Tensor, policy: LayerPolicy | None, *, explain: bool = True
+    ) -> Selection:
+        """Choose experts from logits, under an operator's policy if one is set.
+
+        Without `explain` the choice comes without the runner-up and the scores.
+        """
         if (fault := self.faults.gate_lock) is not None:
             fault(None)
         if policy is not None:
-            return policy.select(self.route, logits_TE)
-        return self.route(logits_TE)
+            return policy.select(partial(self.route, explain=explain), logits_TE)
+        return self.route(logits_TE, explain=explain)
 
     def route(
         self,
@@ -67,6 +73,7 @@ class Gate(nn.Module):
         *,
         preferred_E: Tensor | None = None,
         banned_E: Tensor | None = None,
+        explain: bool = True,
     ) -> Selection:
         """Run the operation with this gate's router and biases."""
         selection: Selection = self.ops.topk(
@@ -76,6 +83,7 @@ class Gate(nn.Module):
             selection_bias_E=self.selection_bias,
             preferred_E=preferred_E,
             banned_E=banned_E,
+            explain=explain,
         )
         return selection
 

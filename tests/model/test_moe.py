@@ -12,6 +12,7 @@ from engine.kernels import reference
 from engine.kernels.attention import plan_attention
 from engine.kernels.registry import Target, bind
 from engine.model.moe import MoE
+from engine.model.parts import Parts
 from engine.model.step import HostRows, StageClock, StepContext
 from engine.routing.placement import contiguous
 from tests.numerics import close
@@ -36,7 +37,8 @@ def layer(deterministic=False, **options):
         **options,
     )
     ops = bind(Target(device="cpu", dtype="float32", deterministic=deterministic))
-    moe = MoE(config, 0, ops, Faults(), LocalDispatcher(ops, Faults()))
+    faults = Faults()
+    moe = MoE(config, 0, Parts(ops=ops, faults=faults, dispatcher=LocalDispatcher(ops, faults)))
     generator = torch.Generator().manual_seed(0)
     for parameter in moe.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
