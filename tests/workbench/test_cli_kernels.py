@@ -30,12 +30,19 @@ def test_deterministic_mode_takes_other_kernels(workbench):
     assert "tiled" not in linear()
 
 
-def test_the_table_for_people_marks_what_is_taken_on_both_devices(workbench):
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_table_for_people_fits_the_terminal_and_marks_what_is_taken(
+    workbench, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
     said = workbench("kernels")
     lines = said.out.splitlines()
-    assert said.code == 0 and lines[0].split()[:3] == ["op", "kernel", "device"]
-    assert any(line.startswith("*") and " cuda " in line for line in lines)
-    assert any(line.startswith("*") and " cpu " in line for line in lines)
+    assert said.code == 0 and max(map(len, lines)) <= columns
+    cuda = lines.index("on cuda")
+    assert lines[0] == "on cpu" and lines[1].split() == ["op", "kernel", "dtype", "reason"]
+    for device in (lines[:cuda], lines[cuda:]):
+        assert sum(line.startswith("*") for line in device[:-2]) >= 9, "one for each operation"
+    assert "packed" in said.out and " ".join(said.out.split()).count("all bf16 ones") == 1
 
 
 @pytest.mark.parametrize(

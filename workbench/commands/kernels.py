@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +24,8 @@ app = typer.Typer(help="The registry of kernels, and what each compiles to.")
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
-WIDEST = 24
+DTYPES_WIDTH, LEAST_REASON, GAP = 10, 20, 2
+"""Characters of the table's columns, and between them."""
 MODULES = {"grouped_mlp": "grouped_gemm", "mlp": "grouped_gemm", "quantise_rows": "quant"}
 """Operations whose kernels are in a module of another name."""
 SHOWN = 4
@@ -51,7 +57,7 @@ def kernels(
     if as_json:
         print_json({"dtype": dtype, "deterministic": deterministic, "rows": rows})
     else:
-        _show_table(rows)
+        _show_table(rows, shutil.get_terminal_size((80, 0)).columns)
 
 
 @app.command()
@@ -147,17 +153,36 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
         )
 
 
-def _show_table(rows: list[dict[str, Any]]) -> None:
-    """Print one line for each implementation; `*` marks the one taken."""
-    headings = {"op": "op", "name": "kernel", "device": "device", "dtypes": "dtype", "rows": "size"}
-    lines = [list(headings.values()), *([str(row[key]) for key in headings] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    widths[-1] = min(widths[-1], WIDEST)  # one long remark does not push all reasons aside
-    marks = [" ", *("*" if row["taken"] else " " for row in rows)]
-    reasons = ["reason", *(row["reason"] for row in rows)]
-    for mark, line, reason in zip(marks, lines, reasons, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        print(mark, *cells, reason, sep="  ")
+def _show_table(rows: list[dict[str, Any]], width: int) -> None:
+    """Print one line for each implementation, `*` before the one taken; reasons are folded.
+
+    Args:
+        rows: of `registry.table`, one device behind the other.
+        width: of the terminal, in characters.
+    """
+    op_width = max(len(row["op"]) for row in rows)
+    name_width = max(len("kernel"), *(len(row["name"]) for row in rows))
+    widths = (1, op_width, name_width, DTYPES_WIDTH)
+    reason_width = max(LEAST_REASON, width - sum(widths) - GAP * len(widths))
+    for device, several in groupby(rows, key=itemgetter("device")):
+        print(f"on {device}")
+        _print_folded(("", "op", "kernel", "dtype", "reason"), (*widths, reason_width))
+        before = ""
+        for row in several:
+            mark, op = "*" if row["taken"] else "", row["op"] if row["op"] != before else ""
+            cells = (mark, op, row["name"], row["dtypes"], row["reason"])
+            _print_folded(cells, (*widths, reason_width))
+            before = row["op"]
+        print()
+    print("* is taken; where two of one operation are, the reason says which for what")
+
+
+def _print_folded(cells: Sequence[str], widths: Sequence[int]) -> None:
+    """Print a table's row on as many lines as its longest cell needs."""
+    folded = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    for parts in zip_longest(*folded, fillvalue=""):
+        line = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+        print((" " * GAP).join(line).rstrip())
 
 
 def _show_resources(report: dict[str, Any], chip: Chip) -> None:
