@@ -28,6 +28,8 @@ PrecisionOption = Annotated[
         help="Number format of the experts: that of --dtype, or int8 weights and rows.",
     ),
 ]
+SHOWN_DEVICES = 4
+"""Logical devices of the commands that show where tokens go; with one there is nothing to see."""
 DevicesOption = Annotated[
     int, typer.Option("--devices", help="Logical devices the experts are spread over.")
 ]

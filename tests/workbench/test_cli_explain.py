@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from engine import Engine, EngineConfig, SamplingParams
 from workbench import paths
+from workbench.options import SHOWN_DEVICES
 from workbench.trace import Recorder
 
 PROMPT = "Wählen Sie den Befehl 12 + 30"
@@ -154,6 +155,12 @@ def test_json_names_what_the_contract_promises(workbench):
         file, _, line = place.rpartition(":")
         lines = (paths.root() / file).read_text(encoding="utf-8").splitlines()
         assert file.startswith("engine/") and 0 < int(line) <= len(lines)
+
+
+def test_without_options_the_experts_are_on_as_many_devices_as_start_has(workbench):
+    result = workbench("explain", PROMPT, "--token", "2", "--layer", "1", "--json").json
+    held = 8 // SHOWN_DEVICES
+    assert all(place["device"] == place["expert"] // held for place in result["placements"])
 
 
 def test_the_form_for_people_shows_every_expert_and_the_lead(workbench):

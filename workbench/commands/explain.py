@@ -10,6 +10,7 @@ import typer
 
 from workbench import paths
 from workbench.options import (
+    SHOWN_DEVICES,
     DeterministicOption,
     DevicesOption,
     DtypeOption,
@@ -37,7 +38,7 @@ def explain(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from it.")
     ] = None,
-    devices: DevicesOption = 1,
+    devices: DevicesOption = SHOWN_DEVICES,
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     deterministic: DeterministicOption = False,

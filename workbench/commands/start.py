@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from workbench import paths
-from workbench.options import DevicesOption, JsonOption, LessonsOption, ModelOption
+from workbench.options import (
+    SHOWN_DEVICES,
+    DevicesOption,
+    JsonOption,
+    LessonsOption,
+    ModelOption,
+)
 
 
 def start(
@@ -16,7 +22,7 @@ def start(
     port: Annotated[
         int, typer.Option(help="First port to try for the dashboard; the next free one is taken.")
     ] = 5006,
-    devices: DevicesOption = 4,
+    devices: DevicesOption = SHOWN_DEVICES,
     running: Annotated[int, typer.Option(help="Requests kept running.")] = 8,
     threads: Annotated[
         int | None,

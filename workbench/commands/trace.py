@@ -11,6 +11,7 @@ import typer
 
 from workbench import paths
 from workbench.options import (
+    SHOWN_DEVICES,
     DeterministicOption,
     DevicesOption,
     DtypeOption,
@@ -43,7 +44,7 @@ def record(
     max_tokens: Annotated[int, typer.Option(help="Most new tokens for each prompt.")] = 32,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: SeedOption = None,
-    devices: DevicesOption = 1,
+    devices: DevicesOption = SHOWN_DEVICES,
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     deterministic: DeterministicOption = False,
