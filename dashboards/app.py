@@ -17,6 +17,7 @@ import panel as pn
 from panel.io.server import get_server
 from tornado.web import RedirectHandler, RequestHandler
 
+from dashboards import audience
 from dashboards.page import Page
 from dashboards.pages import demo, drills, experts, now, step
 from dashboards.source import Source
@@ -67,7 +68,7 @@ def make_server(source: Source, port: int) -> Any:
     pages = {route.path: _page(route, source) for route in ROUTES}
     for candidate in filter(_is_free, range(port, min(port + PORT_TRIES, 65536))):
         try:
-            return get_server(
+            server = get_server(
                 pages,
                 port=candidate,
                 address="127.0.0.1",
@@ -81,6 +82,8 @@ def make_server(source: Source, port: int) -> Any:
                 check_unused_sessions_milliseconds=5000,
                 unused_session_lifetime_milliseconds=15000,
             )
+            audience.serve(server)
+            return server
         except OSError as fault:  # somebody was quicker
             if fault.errno != errno.EADDRINUSE:
                 raise

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import jinja2
 import panel as pn
 
-from dashboards import readings
+from dashboards import audience, readings
 from dashboards.page import Page
 from dashboards.source import Snapshot, Source
 from engine.errors import WorkbenchError
@@ -236,6 +236,7 @@ def head(snapshot: Snapshot, notice: str) -> dict[str, Any]:
         else facts.get("pause_word", "Pause traffic"),
         "no_pause": "paused" not in facts or snapshot.state in ("gone", "refused"),
         "cost": readings.percent(looking.get("thread_share")),
-        "viewers": looking.get("viewers", 0),
+        "readers": looking.get("viewers", 0),
+        "open_pages": audience.open_pages(),
         "lost_events": looking.get("events_dropped", 0),
     }

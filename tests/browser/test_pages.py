@@ -51,6 +51,7 @@ def test_every_page_is_clean_in_both_themes_and_keys_lead_from_one_to_the_next(v
         visit.wait_for_text("status", "Live")
         visit.page.keyboard.press("?")
         visit.page.locator("dialog[open]", has_text="What this page shows").wait_for()
+        visit.wait_for_text("open_pages", "1")
         visit.page.keyboard.press("Escape")
         visit.page.locator("dialog[open]").wait_for(state="detached")
     ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -156,6 +157,8 @@ def test_a_drill_is_walked_through_from_symptom_to_proof(visit, url):
     page.locator("summary", has_text="rebalance").click()
     page.locator("details[open] button").click()
     visit.wait_for_text("y0", "published table version")
+    # One thing is done at a time: the act is followed by a measurement.
+    page.locator('[data-bind="busy"]:empty').first.wait_for(state="attached")
     page.keyboard.press("c")
     page.locator('[data-bind="c0o"]', has_text="pass").wait_for()
     page.locator('[data-send="finish"]').click()

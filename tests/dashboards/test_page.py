@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from dashboards import audience
 from dashboards.page import Page
 
 
@@ -52,3 +55,19 @@ def test_a_page_nobody_has_opened_is_not_sent_again(page):
     page.clock[0] += 60
     page.fill({})
     assert page.skeleton == "<!-- 1 --><p>first</p>"
+
+
+def test_open_pages_are_those_a_browser_is_connected_to():
+    class Server:
+        def __init__(self, *connections: int) -> None:
+            self.sessions = [SimpleNamespace(connection_count=count) for count in connections]
+
+        def get_sessions(self) -> list[SimpleNamespace]:
+            return self.sessions
+
+    before, first, second = audience.open_pages(), Server(1, 0, 2), Server(1)
+    audience.serve(first)
+    audience.serve(second)
+    assert audience.open_pages() - before == 3, "one that lost its browser is not open"
+    del first
+    assert audience.open_pages() - before == 1
