@@ -1,4 +1,4 @@
-"""Run `pip install` calmly: a dot a package; all it says goes to a log, shown only if it fails.
+"""Run `pip install` calmly: a few dots; all it says goes to a log, shown only if it fails.
 
 Usage: python .ci/install.py LOG ARGUMENT...
 """
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 LAST_LINES = 15
+EVERY = 4
+"""Packages a dot: some hundred of them fit on one line."""
 
 
 def main(log: str, *arguments: str) -> int:
@@ -30,7 +32,8 @@ def main(log: str, *arguments: str) -> int:
             kept.write(line)
             if line.startswith("Collecting "):
                 packages += 1
-                print(".", end="", flush=True)
+                if packages % EVERY == 0:
+                    print(".", end="", flush=True)
             elif line.startswith("Installing collected"):
                 print(f" {packages} packages\n  installing them", end="", flush=True)
     print("" if pip.returncode else ": done", flush=True)

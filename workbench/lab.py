@@ -75,7 +75,7 @@ def lab(
     end = time.monotonic() + seconds if seconds is not None else float("inf")
     copies = own_copies(lessons, fresh=fresh)
     for sentence in copies.said:
-        print(sentence, file=sys.stderr if as_json else sys.stdout, flush=True)
+        print(sentence, file=sys.stderr, flush=True)
     try:
         with ending_signals(), running_lab(copies.folder, port=port) as (child, url):
             report = {
@@ -84,7 +84,10 @@ def lab(
                 "pid": os.getpid(),
                 "lab_pid": child.pid,
             }
-            text = f"\n  JupyterLab  {url}\n\n  Ctrl-C ends it.\n"
+            text = (
+                f"\n  JupyterLab  {url}\n  Lessons     {copies.place} (your own copies)\n\n"
+                "  Ctrl-C ends it.\n"
+            )
             print(json.dumps(report) if as_json else text, flush=True)
             while time.monotonic() < end:
                 time.sleep(_LOOK_EVERY_S)

@@ -24,11 +24,18 @@ _ORIGINALS = ".originals.json"
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Where the copies are, and what is to be said of them."""
+    """Where a person's own copies are, and what is to be said of them."""
 
     folder: Path
     said: tuple[str, ...]
-    """One sentence each; the first names the folder."""
+    """What was renewed, set aside, or has a newer original, one sentence each."""
+
+    @property
+    def place(self) -> str:
+        """The folder as a person writes it, with ~ for their home."""
+        home = Path.home()
+        near = self.folder.is_relative_to(home)
+        return f"~/{self.folder.relative_to(home)}" if near else str(self.folder)
 
 
 def originals() -> list[Path]:
@@ -73,8 +80,7 @@ def own_copies(folder: Path | None = None, *, fresh: bool = False) -> Copies:
             f"{wrong.filename or place} cannot be written: {wrong.strerror or wrong}; "
             "name another folder for your copies of the lessons with --lessons DIR."
         ) from None
-    where = f"Your own copies of the lessons are in {_short(place)}; the originals stay as they are"
-    return Copies(place, (where, *filter(None, said)))
+    return Copies(place, tuple(filter(None, said)))
 
 
 def _renew(original: Path, place: Path, made_from: dict[str, str], fresh: bool) -> str:
@@ -132,9 +138,3 @@ def _write(file: Path, content: bytes) -> None:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _short(place: Path) -> str:
-    """Return a path as a person writes it, with ~ for their home."""
-    home = Path.home()
-    return f"~/{place.relative_to(home)}" if place.is_relative_to(home) else str(place)

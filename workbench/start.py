@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +83,7 @@ def start(
         num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
     )
     _check(port, lab_port, running, seconds)
-    say = _Speaker(as_json)
-    say.begin(lab)
+    say = _Speaker(as_json, lab)
     try:
         with ending_signals(), ExitStack() as stack:
             desk = stack.enter_context(closing(Desk()))
@@ -192,14 +191,12 @@ def rates(frame: Message | None) -> str:
 class _Speaker:
     """Says what happens; a terminal that has gone away ends the program like a signal."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, lab: bool) -> None:
+        """Say what is being started, JupyterLab with it or not."""
         self._as_json = as_json
         self._all_said = as_json
         """Whether the addresses stand there; until then no news comes between them."""
-
-    def begin(self, lab: bool) -> None:
-        """Say what is being started."""
-        if not self._as_json:
+        if not as_json:
             parts = "the engine, the dashboard and JupyterLab" if lab else "engine and dashboard"
             self._print(f"Starting {parts}; Ctrl-C ends all of it.\n", sys.stdout)
 
@@ -213,18 +210,21 @@ class _Speaker:
     ) -> None:
         """Print the addresses, once: as one line of JSON, or each as soon as it answers."""
         ready_s = round(time.monotonic() - began, 2)
-        said = copies.said if copies else ()
         if self._as_json:
             report = {"url": url, "lab_url": lab_url(), "pid": os.getpid(),
-                      "dashboard_pid": child.pid, "ready_s": ready_s}  # fmt: skip
-            for sentence in said:
+                      "dashboard_pid": child.pid, "ready_s": ready_s,
+                      "lessons": str(copies.folder) if copies else None}  # fmt: skip
+            for sentence in copies.said if copies else ():
                 self.note(sentence)
             self._print(json.dumps(report), sys.stdout)
             return
         self._print(f"  Dashboard   {url}", sys.stdout)
         if beside := lab_url():
             self._print(f"  JupyterLab  {beside}", sys.stdout)
-            self._lines(said)
+        if beside and copies:
+            self._print(f"  Lessons     {copies.place} (your own copies)", sys.stdout)
+            for sentence in copies.said:
+                self._print(f"              {sentence}", sys.stdout)
         self._print("", sys.stdout)
         self._all_said = True
 
@@ -237,10 +237,6 @@ class _Speaker:
         """Print one line with the time."""
         stream = sys.stderr if self._as_json else sys.stdout
         self._print(f"{time.strftime('%H:%M:%S')}  {text}", stream)
-
-    def _lines(self, said: Sequence[str]) -> None:
-        for sentence in said:
-            self._print(f"              {sentence}", sys.stdout)
 
     def _print(self, text: str, stream: Any) -> None:
         try:

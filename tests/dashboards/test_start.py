@@ -129,7 +129,7 @@ def test_it_serves_page_and_lessons_runs_the_engine_and_ctrl_c_ends_all_with_cod
     lab_url = running.report["lab_url"]
     assert f":{lab_port}/" not in lab_url and "/lab/tree/00_start_here.ipynb" in lab_url
     assert (tmp_path / "00_start_here.ipynb").is_file(), "the learner's own copy"
-    running.wait_for_note(str(tmp_path))
+    assert running.report["lessons"] == str(tmp_path)
     post_kernel(lab_url)
     running.note_family()
     assert len(running.family) >= 4, "engine, dashboard, JupyterLab, kernel"
@@ -211,7 +211,7 @@ def test_the_loop_ends_with_the_dashboards_last_words():
     dashboard = Child("dashboard", [sys.executable, "-c", "import time; time.sleep(60)"],
                       first_line="")  # fmt: skip
     os.kill(dashboard.pid, signal.SIGKILL)
-    say = start_module._Speaker(True)
+    say = start_module._Speaker(True, False)
     try:
         with pytest.raises(MachineError, match="the dashboard has ended .signal SIGKILL"):
             start_module._loop(None, idle, idle, idle, dashboard, None, say, 20.0)

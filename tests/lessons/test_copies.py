@@ -33,9 +33,9 @@ def shown(place: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in place.glob("*.ipynb")}
 
 
-def test_the_first_time_every_lesson_is_copied_and_the_place_is_said(checkout, place):
+def test_the_first_time_every_lesson_is_copied_and_the_place_is_named(checkout, place):
     copies = own_copies(place)
-    assert copies.folder == place and len(copies.said) == 1 and str(place) in copies.said[0]
+    assert copies.folder == place and copies.said == () and copies.place == str(place)
     assert shown(place) == shown(checkout) and len(shown(place)) == 2
     assert own_copies(place) == copies
 
@@ -45,7 +45,7 @@ def test_what_a_learner_wrote_stays_and_a_newer_original_is_told_with_the_way_to
 ):
     own_copies(place)
     (place / f"{NAME}.ipynb").write_text("my answers")
-    assert len(own_copies(place).said) == 1, "their own change is nothing to speak of"
+    assert own_copies(place).said == (), "their own change is nothing to speak of"
     for name in (NAME, "01_more"):
         (checkout / f"{name}.ipynb").write_text("second edition")
     for _ in range(2):
@@ -61,16 +61,16 @@ def test_fresh_sets_aside_what_was_changed_and_loses_nothing(checkout, place):
     (place / f"{NAME}.ipynb").write_text("my answers")
     said = own_copies(place, fresh=True).said
     mine = next(place.glob(f"{NAME}.mine-*.ipynb"))
-    assert mine.read_text() == "my answers" and mine.name in said[1] and len(said) == 2
+    assert mine.read_text() == "my answers" and mine.name in said[0] and len(said) == 1
     assert (place / f"{NAME}.ipynb").read_text() == f"{NAME}, first edition"
-    assert len(own_copies(place, fresh=True).said) == 1, "again there is nothing to set aside"
+    assert own_copies(place, fresh=True).said == (), "again there is nothing to set aside"
 
 
 def test_copies_of_an_unknown_origin_are_kept(checkout, place):
     place.mkdir(parents=True)
     (place / f"{NAME}.ipynb").write_text("from elsewhere")
     (place / ".originals.json").write_text("{damaged")
-    assert "yours is kept" in own_copies(place).said[1]
+    assert "yours is kept" in own_copies(place).said[0]
     assert (place / f"{NAME}.ipynb").read_text() == "from elsewhere"
 
 
@@ -91,6 +91,8 @@ def test_the_originals_a_file_and_an_unwritable_place_are_refused(checkout, tmp_
 
 def test_without_a_folder_they_are_in_a_place_of_the_users_own(checkout, tmp_path, monkeypatch):
     monkeypatch.setattr(lesson_copies, "_default_folder", lambda: tmp_path / "data" / "lessons")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert own_copies().folder == tmp_path / "data" / "lessons"
+    assert own_copies().place == "~/data/lessons"
     monkeypatch.undo()
     assert lesson_copies._default_folder().parts[-2:] == ("tokenrouter-workbench", "lessons")
