@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench import paths
 from workbench.options import (
+    AttentionRanksOption,
     DeterministicOption,
     DevicesOption,
     DtypeOption,
@@ -25,7 +26,9 @@ from workbench.options import (
 from workbench.output import print_json, say
 
 if TYPE_CHECKING:
+    from engine import SamplingParams
     from engine.events import Event, Sink
+    from workbench.policy import Policy
     from workbench.trace import Recorder
 
 TextArgument = Annotated[
@@ -68,6 +71,7 @@ def generate(
     stop: StopOption = None,
     devices: DevicesOption = 1,
     ranks: RanksOption = 1,
+    attention_ranks: AttentionRanksOption = 0,
     exchange: ExchangeOption = "grouped",
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
@@ -81,12 +85,8 @@ def generate(
 ) -> None:
     """Continue TEXT with the model and report how its tokens were routed."""
     from engine import SamplingParams
-    from engine.events import Tee
-    from workbench import report
     from workbench.policy import Policy
     from workbench.prompts import read_prompt
-    from workbench.tally import Tally
-    from workbench.trace import Recorder
     from workbench.trace.store import check_place
 
     prompt = read_prompt(text, prompt_file)
@@ -101,19 +101,39 @@ def generate(
     policy = Policy.parse(force_experts, ban_expert or (), bias or ())
     if trace is not None:
         check_place(trace)
-    tally, recorder = Tally(), Recorder()
-    heard: list[Sink] = [tally, *([recorder] if trace else []), *([] if as_json else [Printer()])]
-    engine = open_engine(
+    _run(
+        prompt,
+        params,
+        policy,
+        trace,
+        as_json,
         model=model,
         dtype=dtype,
         devices=devices,
         deterministic=deterministic,
-        sink=Tee(heard),
-        hash_logits=as_json,
         expert_format=precision,
         ranks=ranks,
         exchange=exchange,
     )
+
+
+def _run(
+    prompt: str,
+    params: SamplingParams,
+    policy: Policy,
+    trace: Path | None,
+    as_json: bool,
+    **engine_options: Any,
+) -> None:
+    """Continue the prompt on an engine of its own, show the text, report, keep the trace."""
+    from engine.events import Tee
+    from workbench import report
+    from workbench.tally import Tally
+    from workbench.trace import Recorder
+
+    tally, recorder = Tally(), Recorder()
+    heard: list[Sink] = [tally, *([recorder] if trace else []), *([] if as_json else [Printer()])]
+    engine = open_engine(sink=Tee(heard), hash_logits=as_json, **engine_options)
     with closing(engine):
         policy.apply(engine)
         began = time.perf_counter()

@@ -72,15 +72,9 @@ def token_experts(
         bar = WEIGHT_BAR if row == 1 else None
         figure.add_trace(_cells(lines, num_experts, theme, bar), row=row, col=col)
         figure.add_trace(_path(lines, theme), row=row, col=col)
-    ticks = list(range(0, num_experts, max(1, num_experts // 8)))
     if shown:
-        figure.update_yaxes(title="expert", tickvals=ticks)
         texts = [visible(text) for text in own[own["layer"] == shown[0]]["text"]]
-        figure.update_xaxes(
-            tickvals=list(range(len(texts))), ticktext=texts, tickangle=-60, row=len(shown), col=1
-        )
-        figure.update_xaxes(title="token, in the order of the text", row=len(shown), col=1)
-        figure.update_xaxes(range=[-0.5, len(texts) - 0.5], ticks="")
+        _name_axes(figure, num_experts, texts, len(shown))
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(range=[num_experts - 0.5, -0.5], showgrid=False, zeroline=False)
     return figure
@@ -94,6 +88,21 @@ def weights(lines: pd.DataFrame, num_experts: int) -> np.ndarray:
             if expert >= 0:
                 grid_ET[expert, at] = weight
     return grid_ET
+
+
+def _name_axes(figure: go.Figure, num_experts: int, texts: Sequence[str], last_row: int) -> None:
+    """Write experts beside the maps, and the tokens below the last of them."""
+    ticks = list(range(0, num_experts, max(1, num_experts // 8)))
+    figure.update_yaxes(title="expert", tickvals=ticks)
+    figure.update_xaxes(
+        title="token, in the order of the text",
+        tickvals=list(range(len(texts))),
+        ticktext=texts,
+        tickangle=-60,
+        row=last_row,
+        col=1,
+    )
+    figure.update_xaxes(range=[-0.5, len(texts) - 0.5], ticks="")
 
 
 def _cells(

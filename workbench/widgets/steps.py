@@ -60,43 +60,28 @@ def stepper_state(
         request_id = _first_request(trace)
     rows = _rows_by_position(trace, request_id)
     shown = rows[:max_tokens]
-    columns = trace.columns
-    texts = readable([int(columns["rows/token_ids"][row]) for row, _ in shown], tokenizer)
+    texts = readable([int(trace.columns["rows/token_ids"][row]) for row, _ in shown], tokenizer)
     decisions = _decisions(trace, request_id)
     prompt, label, ended = _request(trace, request_id)
-    tokens = []
+    tokens: list[dict[str, Any]] = []
     before: tuple[int, int] | None = None
     for (row, runs), text in zip(shown, texts, strict=True):
-        position = int(columns["rows/positions"][row])
+        position = int(trace.columns["rows/positions"][row])
         neighbour = before[1] if before is not None and before[0] == position - 1 else None
         tokens.append(
             {
                 "position": position,
-                "id": int(columns["rows/token_ids"][row]),
                 **text._asdict(),
                 "generated": position >= prompt if prompt else None,
-                "home": int(columns["rows/homes"][row]),
-                "cause": CAUSES[columns["rows/causes"][row]],
                 "runs": runs,
-                **(step := _step(trace, row)),
-                "layers": _layers(
-                    trace, row, step["table_version"], neighbour, decisions.get(position, {})
-                ),
+                **_token(trace, row, neighbour, decisions.get(position, {})),
             }
         )
         before = position, row
-    start = trace.start
     return {
         "version": 1,
         "request": {"id": int(request_id), "label": label, "ended": ended},
-        "engine": {
-            "model": start.model,
-            "layers": list(start.moe_layers),
-            "num_experts": start.num_experts,
-            "top_k": start.top_k,
-            "num_devices": start.num_devices,
-            "dtype": start.dtype,
-        },
+        "engine": _engine(trace),
         "stages": list(STAGES),
         "note": "" if len(rows) <= max_tokens else f"the first {max_tokens} of {len(rows)} tokens",
         "tokens": tokens,
@@ -160,6 +145,32 @@ def _request(trace: Trace, request_id: int) -> tuple[int, str, str]:
             prompt = prompt or len(event.prompt_token_ids)
             ended = event.finish_reason or ended
     return prompt, label, ended
+
+
+def _engine(trace: Trace) -> dict[str, Any]:
+    start = trace.start
+    return {
+        "model": start.model,
+        "layers": list(start.moe_layers),
+        "num_experts": start.num_experts,
+        "top_k": start.top_k,
+        "num_devices": start.num_devices,
+        "dtype": start.dtype,
+    }
+
+
+def _token(
+    trace: Trace, row: int, neighbour: int | None, decisions: dict[int, Decision]
+) -> dict[str, Any]:
+    """Return what one row holds of its token; `neighbour` is the row of the token before."""
+    columns, step = trace.columns, _step(trace, row)
+    return {
+        "id": int(columns["rows/token_ids"][row]),
+        "home": int(columns["rows/homes"][row]),
+        "cause": CAUSES[columns["rows/causes"][row]],
+        **step,
+        "layers": _layers(trace, row, step["table_version"], neighbour, decisions),
+    }
 
 
 def _step(trace: Trace, row: int) -> dict[str, int]:
