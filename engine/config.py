@@ -179,6 +179,9 @@ class EngineConfig:
     """Logical devices over which experts and sequences are spread, in this one process."""
     num_ranks: int = 1
     """Processes over which they are spread; above 1, each is a device."""
+    attention_ranks: int = 0
+    """Of the ranks, so many, the first ones, own the sequences and the others hold the experts; 0:
+    every rank does both."""
     exchange: str = "grouped"
     """How ranks exchange rows: `naive`, `request`, `grouped` or `overlapped`."""
     small_batch_rows: int = 8
@@ -220,6 +223,14 @@ class EngineConfig:
                 f"num_devices ({self.num_devices}) must be left at 1 with num_ranks "
                 f"({self.num_ranks}): each rank is a device."
             )
+        if self.attention_ranks:
+            if self.num_ranks == 1:
+                raise ConfigError(
+                    f"attention_ranks ({self.attention_ranks}) must be 0 in one process; give it "
+                    "ranks (--ranks)."
+                )
+            within("attention_ranks", self.attention_ranks, 0, self.num_ranks - 1)
+        at_least("attention_ranks", self.attention_ranks, 0)
         one_of("exchange", self.exchange, EXCHANGES)
         at_least("small_batch_rows", self.small_batch_rows, 0)
         for name in ("exchange_timeout_s", "heartbeat_timeout_s", "migration_deadline_s"):

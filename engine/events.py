@@ -95,6 +95,52 @@ class Decision:
 
 
 @dataclass(slots=True)
+class Spans:
+    """In which stage one process was when; S spans, one after another, since the step began."""
+
+    stages: UInt8
+    """(S,) index into `STAGES`."""
+    begin_ms: Float32
+    """(S,)"""
+    ms: Float32
+    """(S,)"""
+
+
+@dataclass(slots=True)
+class Flights:
+    """Rows and results that one rank had under way; F of them, in the order of sending.
+
+    All ranks of a step have the same F, layers, parts and directions: each joins every exchange.
+    """
+
+    layers: Int16
+    """(F,) index among the MoE layers."""
+    parts: Int16
+    """(F,) part of the batch: 0, or 0 and 1 while two buffers take turns, or one per request."""
+    results: UInt8
+    """(F,) 0 for rows on the way to their experts, 1 for results on the way home."""
+    sent_ms: Float32
+    """(F,) since the step began."""
+    arrived_ms: Float32
+    """(F,) when everything from all ranks had come."""
+    rows: Int32
+    """(F, G) rows sent to each device, the own one included."""
+
+
+def no_spans() -> Spans:
+    """Return the spans of a process that kept none."""
+    return Spans(np.zeros(0, np.uint8), np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+
+def no_flights(num_devices: int = 0) -> Flights:
+    """Return the flights of a rank that kept none."""
+    none = np.zeros(0, np.int16)
+    times = np.zeros(0, np.float32)
+    rows = np.zeros((0, num_devices), np.int32)
+    return Flights(none, none, np.zeros(0, np.uint8), times, times, rows)
+
+
+@dataclass(slots=True)
 class RankEvent:
     """What one rank did in one step; all measured on the rank itself."""
 
@@ -114,6 +160,8 @@ class RankEvent:
     busy_ms: float
     """The step without both."""
     stage_ms: dict[str, float]
+    spans: Spans = field(default_factory=no_spans)
+    flights: Flights = field(default_factory=no_flights)
 
 
 @dataclass(slots=True)
@@ -154,6 +202,8 @@ class StepEvent:
     decisions: tuple[Decision, ...] = ()
     ranks: tuple[RankEvent, ...] = ()
     """One per rank; empty in one process."""
+    spans: Spans = field(default_factory=no_spans)
+    """Of the engine's own process."""
 
     @property
     def num_rows(self) -> int:

@@ -27,6 +27,7 @@ POINTS: dict[str, str] = {
     "experts.compute": "the experts' output rows (R, D), before combine",
     "weights.load": "each tensor read from the checkpoint, before it is copied",
     "table.publish": "the routing table about to be published",
+    "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
     "table.stage": "the routing table whose experts a rank is about to gather; sleep to be late",
     "sampler.noise": "the logits (B, V) fp32 about to be sampled from",
 }
@@ -44,6 +45,7 @@ class Faults:
     experts_compute: Fault | None
     weights_load: Fault | None
     table_publish: Fault | None
+    table_unsafe_publish: Fault | None
     table_stage: Fault | None
     sampler_noise: Fault | None
 

@@ -1,15 +1,16 @@
 """The experts one rank holds: which ones, and all the state of each, swapped as one.
 
 A table to come is *staged*: its experts are gathered beside those in use, from this rank's own
-memory where it has them and from the checkpoint where not. *Publishing* swaps table and weights by
-reference between two steps. Used by `engine.cluster.worker`.
+memory where it has them, from the ranks that hold them, and from the checkpoint where nobody is
+left who does. *Publishing* swaps table and weights by reference between two steps; until the next
+ordinary step it can be *retracted*. Used by `engine.cluster.worker`.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,9 @@ from torch import Tensor
 from engine.checkpoint.load import Assignment, assignments
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError
+from engine.exchange.group import Group
+from engine.exchange.migration import Key, Pair, carry
+from engine.exchange.plan import Move
 from engine.faults import Faults
 from engine.kernels.experts import ExpertWeights
 from engine.model.moe import Experts
@@ -32,12 +36,34 @@ Held = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """A table and the experts this rank needs under it."""
+class Holding:
+    """A table and the experts this rank has under it."""
 
     table: RoutingTable
     held: Held
     layers: list[ExpertWeights]
+
+    def give(self, layer: int, expert: int) -> Pair:
+        """Return one expert.
+
+        Raises:
+            RankError: it is not held.
+        """
+        if expert not in self.held[layer]:
+            raise RankError(
+                f"expert {expert} of layer {layer} was asked of a rank that holds "
+                f"{self.held[layer]} under table version {self.table.version}."
+            )
+        slot = self.held[layer].index(expert)
+        return self.layers[layer].gate_up[slot], self.layers[layer].down[slot]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What was fetched for a table, in bytes."""
+
+    from_ranks: int = 0
+    from_checkpoint: int = 0
 
 
 class ExpertStore:
@@ -52,15 +78,22 @@ class ExpertStore:
         faults: Faults,
     ) -> None:
         self._config, self._model_config, self._me, self._faults = config, model, me, faults
-        self._table, self._held = table, held_by(table, me)
         self._modules: list[Experts] = []
-        self._staged: dict[int, Gathered] = {}
+        self._now = Holding(table, held_by(table, me), [])
+        self._before: Holding | None = None
+        """What was in force before the last table, until that has proved itself."""
+        self._staged: dict[int, Holding] = {}
         self._lock = threading.Lock()
+
+    @property
+    def table(self) -> RoutingTable:
+        """The table in force."""
+        return self._now.table
 
     @property
     def num_slots(self) -> int:
         """Experts of one layer on this rank."""
-        return len(self._held[0]) if self._held else 0
+        return len(self._now.held[0]) if self._now.held else 0
 
     def parts(self, item: Assignment) -> Iterator[tuple[tuple[int | slice, ...], Tensor]]:
         """Yield where a tensor of the files goes on this rank, and what of it.
@@ -72,7 +105,7 @@ class ExpertStore:
             yield item.index, item.tensor
             return
         which, rest = (item.index[0], item.index[1:]) if item.index else (slice(None), ())
-        for slot, expert in enumerate(self._held[int(found[1])]):
+        for slot, expert in enumerate(self._now.held[int(found[1])]):
             if isinstance(which, slice):
                 yield (slot, *rest), item.tensor[expert]
             elif which == expert:
@@ -81,81 +114,129 @@ class ExpertStore:
     def attach(self, model: Transformer) -> None:
         """Keep the experts of `model`, which was loaded through `parts`."""
         self._modules = [module for module in model.modules() if isinstance(module, Experts)]
+        layers = [module.weights for module in self._modules]
+        self._now = Holding(self._now.table, self._now.held, layers)
 
-    def stage(self, table: RoutingTable) -> int:
-        """Gather the experts of a table to come; returns the bytes read from the checkpoint.
+    def stage(
+        self, number: int, table: RoutingTable, moves: Sequence[Move], meet: Callable[[], Group]
+    ) -> Gathered:
+        """Gather the experts of a table to come; may run in another thread while steps run.
 
-        May run in another thread while steps run.
+        Args:
+            number: of this staging, for `publish`.
+            table: the table to come.
+            moves: what travels between ranks for it; the same on all of them.
+            meet: returns the group of those that send or receive; called if this rank does.
 
         Raises:
             CheckpointError: the model folder is no longer readable.
+            ExchangeError: a rank died or did not answer in time.
         """
-        with self._lock:
-            if table.version == self._table.version:
-                return 0
-            have = list(self._held)
-            now = [module.weights for module in self._modules]
+        now = self._now
         if (fault := self._faults.table_stage) is not None:
             table = fault(table)
-        held = held_by(table, self._me)
-        fetched = self._fetch(held, have)
-        layers = []
-        for layer, wanted in enumerate(held):
-            of_layer = {expert: pair for (index, expert), pair in fetched.items() if index == layer}
-            stacks = _gather(wanted, have[layer], now[layer], of_layer)
-            layers.append(self._modules[layer].others(*stacks))
+        arrived: dict[Key, Pair] = {}
+        if any(self._me in (move.source, move.target) for move in moves if move.source >= 0):
+            group = meet()
+            try:
+                arrived = carry(moves, group, now.give, self._blank)
+                group.meet(f"the end of staging {number}")
+            finally:
+                group.close()
+        gathered, holding = self._gather(table, now, arrived)
         with self._lock:
-            self._staged[table.version] = Gathered(table, held, layers)
-        return sum(part.numel() * part.element_size() for pair in fetched.values() for part in pair)
+            self._staged[number] = holding
+        return gathered
 
-    def publish(self, version: int) -> RoutingTable:
+    def publish(self, number: int) -> None:
         """Put a staged table and its experts in force; between steps only.
 
         Raises:
-            RankError: that version was never staged.
+            RankError: that staging never ended.
         """
         with self._lock:
-            if version == self._table.version:
-                return self._table
-            if version not in self._staged:
+            if number not in self._staged:
                 raise RankError(
-                    f"rank {self._me} has not staged table version {version}; staged are "
+                    f"rank {self._me} has not staged table {number}; staged are "
                     f"{sorted(self._staged) or 'none'}."
                 )
-            gathered = self._staged.pop(version)
-            for module, experts in zip(self._modules, gathered.layers, strict=True):
-                module.replace(experts)
-            self._table, self._held = gathered.table, gathered.held
-            self._staged = {v: one for v, one in self._staged.items() if v > version}
-            return self._table
+            holding = self._staged.pop(number)
+            self._staged = {n: one for n, one in self._staged.items() if n > number}
+        self._install(holding)
 
-    def _fetch(self, held: Held, have: Held) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
-        """Read the experts this rank does not have yet from the checkpoint."""
+    def join(self, table: RoutingTable, now: int, moves: Sequence[Move], group: Group) -> None:
+        """Hold the experts of `table` at once, as all ranks of a new group do together.
+
+        Args:
+            table: of the new group.
+            now: version of the table from which `moves` start.
+            moves: what travels between ranks.
+            group: the new group.
+
+        Raises:
+            CheckpointError: the model folder is no longer readable.
+            ExchangeError: a rank died or did not answer in time.
+        """
+        self.retract(now)
+        arrived = carry(moves, group, self._now.give, self._blank)
+        if table.version != self.table.version:
+            self._install(self._gather(table, self._now, arrived)[1])
+
+    def retract(self, version: int) -> None:
+        """Go back to the table before, if this rank has gone beyond `version`.
+
+        Raises:
+            RankError: the table of that version is no longer at hand.
+        """
+        if self.table.version == version:
+            return
+        if self._before is None or self._before.table.version != version:
+            raise RankError(
+                f"rank {self._me} holds table version {self.table.version} and cannot go back to "
+                f"version {version}."
+            )
+        self._install(self._before)
+        self._before = None
+
+    def settle(self) -> None:
+        """Let go of what was in force before: the table has proved itself."""
+        self._before = None
+
+    def _install(self, holding: Holding) -> None:
+        for module, experts in zip(self._modules, holding.layers, strict=True):
+            module.replace(experts)
+        self._before, self._now = self._now, holding
+
+    def _gather(
+        self, table: RoutingTable, now: Holding, arrived: Mapping[Key, Pair]
+    ) -> tuple[Gathered, Holding]:
+        """Stack the experts of `table` from those at hand, those that came and the checkpoint."""
+        held = held_by(table, self._me)
         missing = {
             (layer, expert)
             for layer, wanted in enumerate(held)
             for expert in wanted
-            if expert not in have[layer]
+            if expert >= 0 and expert not in now.held[layer] and (layer, expert) not in arrived
         }
-        if not missing:
-            return {}
-        config = self._model_config
-        width, depth = config.moe_intermediate_size, config.hidden_size
-        dtype = getattr(torch, self._config.dtype)
-        found = {
-            key: (
-                torch.full((2 * width, depth), torch.nan, dtype=dtype),
-                torch.full((depth, width), torch.nan, dtype=dtype),
-            )
-            for key in missing
-        }
+        fetched = self._fetch(missing) if missing else {}
+        layers = []
+        for layer, wanted in enumerate(held):
+            others = {e: p for (at, e), p in (fetched | {**arrived}).items() if at == layer}
+            stacks = _stacked(wanted, now.held[layer], now.layers[layer], others)
+            layers.append(self._modules[layer].others(*stacks))
+        return Gathered(_size(arrived), _size(fetched)), Holding(table, held, layers)
+
+    def _fetch(self, missing: Collection[Key]) -> dict[Key, Pair]:
+        """Read experts from the checkpoint."""
+        found = {key: self._blank() for key in missing}
         layers = {layer for layer, _ in missing}
 
         def wanted(target: str) -> bool:
             match = _TARGET.match(target)
             return match is not None and int(match[1]) in layers
 
-        for item in assignments(self._config.model, config, hashes=False, wanted=wanted):
+        model, folder = self._model_config, self._config.model
+        for item in assignments(folder, model, hashes=False, wanted=wanted):
             match = _TARGET.match(item.target)
             assert match is not None, item.target
             which, rest = (item.index[0], item.index[1:]) if item.index else (slice(None), ())
@@ -165,6 +246,15 @@ class ExpertStore:
                 tensor = item.tensor[expert] if isinstance(which, slice) else item.tensor
                 found[layer, expert][match[2] == "down"][rest].copy_(tensor)
         return found
+
+    def _blank(self) -> Pair:
+        """Return room for one expert, NaN so that what is never filled shows."""
+        width, depth = self._model_config.moe_intermediate_size, self._model_config.hidden_size
+        dtype = getattr(torch, self._config.dtype)
+        return (
+            torch.full((2 * width, depth), torch.nan, dtype=dtype),
+            torch.full((depth, width), torch.nan, dtype=dtype),
+        )
 
 
 def held_by(table: RoutingTable, rank: int) -> Held:
@@ -177,19 +267,25 @@ def held_by(table: RoutingTable, rank: int) -> Held:
     return held
 
 
-def _gather(
+def _stacked(
     wanted: list[int],
     have: list[int],
     now: ExpertWeights,
     fetched: Mapping[int, tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Stack one layer's wanted experts: those at hand copied, the others as fetched."""
+    """Stack one layer's wanted experts: those at hand copied, the others as fetched, -1 zero."""
     gate_up = now.gate_up.new_empty(len(wanted), *now.gate_up.shape[1:])
     down = now.down.new_empty(len(wanted), *now.down.shape[1:])
     for slot, expert in enumerate(wanted):
-        if expert in have:
+        if expert < 0:
+            gate_up[slot], down[slot] = 0, 0
+        elif expert in have:
             at = have.index(expert)
             gate_up[slot], down[slot] = now.gate_up[at], now.down[at]
         else:
             gate_up[slot], down[slot] = fetched[expert]
     return gate_up, down
+
+
+def _size(experts: Mapping[Key, Pair]) -> int:
+    return sum(part.numel() * part.element_size() for pair in experts.values() for part in pair)

@@ -19,6 +19,7 @@ from engine.cluster.worker import main
 from engine.config import EngineConfig
 from engine.errors import RankError
 from engine.exchange.group import host_store
+from engine.exchange.plan import moves_between
 from engine.routing.table import RoutingTable
 
 START_TIMEOUT_S = 120.0
@@ -55,7 +56,7 @@ class Ranks:
         self.epoch = 0
         try:
             self.start(range(config.num_ranks), table)
-            self.join(table)
+            self.join(table, table)
         except BaseException:
             self.close()
             raise
@@ -93,10 +94,20 @@ class Ranks:
             self._processes[rank], self._pipes[rank] = process, ours
         self._collect(starting, START_TIMEOUT_S, frozen_counts=False)
 
-    def join(self, table: RoutingTable) -> None:
-        """Make all living ranks one group under a new epoch, with the experts of `table`."""
+    def join(self, now: RoutingTable, table: RoutingTable) -> None:
+        """Make all living ranks one group under a new epoch, with the experts of `table`.
+
+        Args:
+            now: the table in force, which says who can hand on which expert.
+            table: of the new epoch.
+
+        Raises:
+            RankLostError: one is dead or frozen, or could not join.
+        """
         self.epoch += 1
-        self.ask_all(Join(self.epoch, self.members, table))
+        members = self.members
+        moves = moves_between(now, table, lost=set(range(now.num_devices)) - set(members))
+        self.ask_all(Join(self.epoch, members, table, now.version, moves))
 
     def ask_all(self, message: Message) -> dict[int, Any]:
         """Say the same to every living rank and return their answers.

@@ -12,7 +12,8 @@ from typing import Any
 from engine.cluster.rank import Work
 from engine.cluster.records import RowRecords
 from engine.config import EngineConfig
-from engine.events import Int64
+from engine.events import Flights, Int64, Spans
+from engine.exchange.plan import Move
 from engine.exchange.ranks import Exchanged
 from engine.faults import Fault
 from engine.routing.table import RoutingTable
@@ -35,11 +36,15 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Leave the group of the last epoch, take up the experts of `table`, join the next one."""
+    """Leave the group of the last epoch, join the next one, take up the experts of `table`."""
 
     epoch: int
     members: tuple[int, ...]
     table: RoutingTable
+    now: int
+    """Version of the table from which `moves` start; a rank that went beyond it goes back."""
+    moves: tuple[Move, ...]
+    """What travels between the members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +57,33 @@ class RunStep:
     num_rounds: int
     """Most spans on any rank."""
     table_version: int
+    began_ns: int = 0
+    """When the controller began the step, by the machine's clock; times are told since then."""
+    trial: bool = False
+    """Whether it tries a table out; any other step means that the table has proved itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Fetch, in the background, the experts of a table to come."""
+    """Gather, in the background, the experts of a table to come."""
 
+    number: int
+    """Of this staging; a version may be tried twice."""
     table: RoutingTable
+    moves: tuple[Move, ...]
+    """What travels between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """From the next step on read the table that was staged under this version."""
+    """From the next step on read the table of this staging."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """Go back from the table just published to the one before, of this version."""
 
     table_version: int
 
@@ -78,7 +98,7 @@ class SetFault:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Return what `what` names: `weights_sha256` or `resident_bytes`."""
+    """Return what `what` names: `weights_sha256`, `resident_bytes` or `collectives`."""
 
     what: str
 
@@ -88,7 +108,7 @@ class Stop:
     """End this process."""
 
 
-Message = Join | RunStep | Stage | Publish | SetFault | Ask | Stop
+Message = Join | RunStep | Stage | Publish | Retract | SetFault | Ask | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,10 @@ class StepReport:
     records: RowRecords | None
     bad_rows: int
     stage_ms: dict[str, float]
+    spans: Spans
+    """Empty unless the step kept records."""
+    flights: Flights
+    """Likewise."""
     exchanged: Exchanged
     busy_ms: float
     """Time of the step without waiting for other ranks."""
@@ -118,10 +142,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Staging has ended."""
+    """Staging has ended, or has come to where ranks wait for one another."""
 
-    table_version: int
-    num_bytes: int = 0
-    """Bytes of experts fetched."""
+    number: int
+    from_ranks: int = 0
+    """Bytes of experts that came from other ranks."""
+    from_checkpoint: int = 0
+    """Bytes of experts that nobody had."""
     seconds: float = 0.0
     error: str | None = None
+    meets: bool = False
+    """Whether only the latter; the end will follow."""

@@ -20,12 +20,21 @@ from engine.faults import Faults
 from engine.kernels.registry import Target
 from engine.model.batch import Span, lay_out
 from engine.model.kv_cache import KVCache
+from engine.model.ranges import annotate
 from engine.model.sampler import sample
 from engine.model.step import StageClock, StepContext
 from engine.model.transformer import Transformer
 from engine.routing.policy import LayerPolicy
 from engine.routing.smoothing import Smoother
 from engine.routing.table import RoutingTable
+
+CANARY_REQUEST = -2
+"""Owns the rows that try out a table."""
+
+
+def canary_block(config: EngineConfig) -> int:
+    """Return the cache block of those rows: one beyond those that are handed out."""
+    return config.num_blocks + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +71,10 @@ class Rank:
         self, model: Transformer, model_config: ModelConfig, config: EngineConfig, faults: Faults
     ) -> None:
         self.model, self.config, self.faults = model, config, faults
+        annotate(model)
         self.cache = KVCache(
             model_config.num_layers,
-            config.num_blocks,
+            canary_block(config) if config.num_ranks > 1 else config.num_blocks,
             config.block_size,
             model_config.num_kv_heads,
             model_config.head_dim,

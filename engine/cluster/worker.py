@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,6 +27,7 @@ from engine.cluster.messages import (
     Join,
     Message,
     Publish,
+    Retract,
     RunStep,
     SetFault,
     Setup,
@@ -37,7 +40,8 @@ from engine.cluster.rank import Outcome, Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
 from engine.errors import RankError, WorkbenchError
 from engine.exchange.group import Group, join_store
-from engine.exchange.ranks import RankDispatcher
+from engine.exchange.migration import travellers
+from engine.exchange.ranks import RankDispatcher, flights
 from engine.faults import Faults
 from engine.kernels.registry import bind
 from engine.model.step import StageClock
@@ -73,7 +77,7 @@ class Worker:
 
     def __init__(self, pipe: Connection, setup: Setup) -> None:
         config = setup.config
-        self.pipe, self.setup, self.table = pipe, setup, setup.table
+        self.pipe, self.setup = pipe, setup
         self.store = join_store(setup.store_port, config.exchange_timeout_s)
         self.faults = Faults()
         model_config = read_config(config.model)
@@ -115,25 +119,32 @@ class Worker:
             threading.Thread(target=self._stage, args=(message,), daemon=True).start()
             return None
         if isinstance(message, Publish):
-            self.table = self.experts.publish(message.table_version)
+            self.experts.publish(message.number)
+            return None
+        if isinstance(message, Retract):
+            self.experts.retract(message.table_version)
             return None
         if isinstance(message, SetFault):
             return self._set_fault(message)
         assert isinstance(message, Ask), f"unknown message {message!r}"
         if message.what == "weights_sha256":
             return weights_sha256(self.rank.model)
-        return _resident_bytes()
+        if message.what == "collectives":
+            return self.dispatcher.collectives
+        return resident_bytes()
 
     def _run(self, message: RunStep) -> StepReport:
-        work, table = message.work, self.table
+        work, table = message.work, self.experts.table
         if message.table_version != table.version:
             raise RankError(
                 f"rank {self.setup.me} holds table version {table.version}, but the step is for "
                 f"version {message.table_version}; publish it on every rank first."
             )
-        clock, started = StageClock(), time.perf_counter()
+        if not message.trial:
+            self.experts.settle()
+        clock, started = StageClock(keep=work.record), time.perf_counter()
         lengths = [len(span.token_ids) for span in work.spans]
-        self.dispatcher.begin(message.mode, lengths, message.num_rounds, table)
+        self.dispatcher.begin(message.mode, lengths, message.num_rounds, table, keep=work.record)
         outcome = self.rank.run(work, table, clock)
         spent_ms, exchanged = clock.spent_ms(), self.dispatcher.exchanged
         waited_s = exchanged.wait_s + exchanged.transfer_s
@@ -144,6 +155,8 @@ class Worker:
             records=self.rank.records(outcome, work),
             bad_rows=outcome.step.bad_rows,
             stage_ms=spent_ms,
+            spans=clock.spans(message.began_ns),
+            flights=flights(self.dispatcher.log or (), table.num_devices, message.began_ns),
             exchanged=exchanged,
             busy_ms=(time.perf_counter() - started - waited_s) * 1e3,
         )
@@ -155,21 +168,30 @@ class Worker:
 
     def _join(self, message: Join) -> None:
         self.dispatcher.join(None)
-        self.experts.stage(message.table)
-        self.table = self.experts.publish(message.table.version)
-        timeout_s = self.setup.config.exchange_timeout_s
-        self.dispatcher.join(
-            Group(self.store, message.epoch, message.members, self.setup.me, timeout_s)
-        )
+        group = self._group(self.store, "exchange", message.epoch, message.members)
+        self.dispatcher.join(group)
+        self.experts.join(message.table, message.now, message.moves, group)
 
     def _stage(self, message: Stage) -> None:
-        version, started = message.table.version, time.perf_counter()
+        number, started = message.number, time.perf_counter()
+
+        def meet() -> Group:
+            self._send(Staged(number, meets=True))
+            # Another way to the store: waiting for a late rank must not keep a new group waiting.
+            store = join_store(self.setup.store_port, self.setup.config.exchange_timeout_s)
+            return self._group(store, "staging", number, travellers(message.moves))
+
         try:
-            num_bytes = self.experts.stage(message.table)
+            gathered = self.experts.stage(number, message.table, message.moves, meet)
         except WorkbenchError as failed:
-            self._send(Staged(version, error=str(failed)))
+            self._send(Staged(number, error=str(failed)))
         else:
-            self._send(Staged(version, num_bytes, time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            self._send(Staged(number, gathered.from_ranks, gathered.from_checkpoint, seconds))
+
+    def _group(self, store: Any, name: str, number: int, members: Sequence[int]) -> Group:
+        timeout_s = self.setup.config.exchange_timeout_s
+        return Group(store, number, members, self.setup.me, timeout_s, name=name)
 
     def _set_fault(self, message: SetFault) -> None:
         if message.fault is None:
@@ -195,7 +217,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _resident_bytes() -> int:
-    """Return the memory this process occupies."""
+def resident_bytes() -> int:
+    """Return the memory this process occupies; where the system does not tell, the most so far."""
+    if not os.path.exists("/proc/self/statm"):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

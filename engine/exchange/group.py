@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -126,6 +127,11 @@ class Group:
     def receive_from(self, tensor: Tensor, member: int, tag: int, what: str) -> None:
         """Fill `tensor` from a member."""
         self._point_to_point(self._pg.recv, tensor, member, tag, what)
+
+    def meet(self, what: str) -> None:
+        """Wait until all members have come here."""
+        one = [1] * self.size
+        self.all_to_all(torch.zeros(self.size, 1), one, one, what).wait()
 
     def close(self) -> None:
         """Leave at once; whoever still waits for this member gets an error."""

@@ -151,16 +151,20 @@ def plan(
 
 
 def moves_between(
-    now: RoutingTable, new: RoutingTable, topology: Topology, lost: Collection[int] = ()
+    now: RoutingTable,
+    new: RoutingTable,
+    topology: Topology | None = None,
+    lost: Collection[int] = (),
 ) -> tuple[Move, ...]:
     """Return what has to travel from one table to the next, in order of layer and expert.
 
     An expert comes from a rank of the target's node if one holds it, and among those from the one
-    that has sent least so far. A copy that stays on its rank moves nothing.
+    that has sent least so far. A copy that stays on its rank moves nothing. Without a topology all
+    ranks are on one node.
 
     From ``[[0, 1]]`` to ``[[0, 0]]`` on 2 ranks: expert 0 of layer 0 goes from rank 0 to rank 1.
     """
-    node_of = topology.node_of_rank
+    node_of = topology.node_of_rank if topology else [0] * now.num_devices
     sent: Counter[int] = Counter()
     moves = []
     for layer in range(new.num_layers):

@@ -16,6 +16,7 @@ Built and bound to a group by `engine.cluster.worker`.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,17 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError, RoutingError, nearest
-from engine.events import Int64
+from engine.config import EXCHANGES, one_of
+from engine.errors import RoutingError
+from engine.events import Flights, Int64
 from engine.exchange.group import Arrival, Group
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.routing.table import RoutingTable
 
-MODES = ("naive", "request", "grouped", "overlapped")
-
 Mark = Callable[[str], None]
 """Counts the time since the last mark as spent in a stage, see `StageClock`."""
+
+
+def _no_clock(stage: str) -> None:
+    """Take no time of stages."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,32 @@ class Exchanged:
         """Start a step's books."""
         rows_G, bytes_G, messages_G = (np.zeros(num_devices, dtype=np.int64) for _ in range(3))
         return cls(rows_G, bytes_G, messages_G)
+
+
+@dataclass(slots=True)
+class FlightLog:
+    """One thing under way, as `engine.events.Flights` tells it."""
+
+    layer: int
+    part: int
+    results: bool
+    rows_G: Int64
+    sent_ns: int
+    arrived_ns: int = 0
+
+
+def flights(logs: Sequence[FlightLog], num_devices: int, origin_ns: int) -> Flights:
+    """Put what was under way into columns, with times since `origin_ns`."""
+    times = np.array([(log.sent_ns, log.arrived_ns) for log in logs], np.int64).reshape(-1, 2)
+    sent_ms, arrived_ms = ((times - origin_ns) / 1e6).astype(np.float32).T
+    return Flights(
+        np.array([log.layer for log in logs], np.int16),
+        np.array([log.part for log in logs], np.int16),
+        np.array([log.results for log in logs], np.uint8),
+        sent_ms,
+        arrived_ms,
+        np.array([log.rows_G for log in logs], np.int32).reshape(-1, num_devices),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +118,8 @@ class RankHandle:
     """Rows to each member."""
     received: list[int]
     """Rows from each member."""
+    layer: int
+    part: int
 
 
 @dataclass(slots=True)
@@ -97,6 +129,7 @@ class RankFlight:
     _dispatcher: RankDispatcher
     _arrival: Arrival
     _handle: RankHandle
+    _log: FlightLog | None
     part: slice
     """The rows of the batch it stands for."""
 
@@ -106,9 +139,7 @@ class RankFlight:
 
     def wait(self) -> Tensor:
         """Wait for the rows, ordered by source; waiting again costs nothing."""
-        rows_RD = self._arrival.wait()
-        self._dispatcher.exchanged.transfer_s += self._arrival.take_wait_s()
-        return rows_RD
+        return self._dispatcher.receive(self._arrival, self._log)
 
 
 @dataclass(slots=True)
@@ -117,18 +148,21 @@ class RankReturn:
 
     _dispatcher: RankDispatcher
     _arrival: Arrival
+    _log: FlightLog | None
     _weights_TK: Tensor
     _row_of_N: Tensor
 
     def arrive(self) -> Tensor:
         """Wait for the results; return each token's weighted sum, (T, D)."""
-        out_SD = self._arrival.wait()
-        self._dispatcher.exchanged.transfer_s += self._arrival.take_wait_s()
-        y_TD: Tensor = self._dispatcher.ops.combine(out_SD, self._weights_TK, self._row_of_N)
+        dispatcher = self._dispatcher
+        out_SD = dispatcher.receive(self._arrival, self._log)
+        dispatcher.mark("transfer")
+        y_TD: Tensor = dispatcher.ops.combine(out_SD, self._weights_TK, self._row_of_N)
+        dispatcher.mark("combine")
         return y_TD
 
 
-@dataclass(slots=True)
+@dataclass
 class RankDispatcher:
     """Moves rows between the ranks of one group."""
 
@@ -136,6 +170,12 @@ class RankDispatcher:
     faults: Faults
     exchanged: Exchanged = field(init=False)
     """The books of the step."""
+    collectives: int = 0
+    """How many this rank has joined so far; all ranks of a group must have joined as many."""
+    mark: Mark = field(default_factory=lambda: _no_clock, init=False)
+    """The step's clock."""
+    log: list[FlightLog] | None = field(default=None, init=False)
+    """What was under way in the step; None when nobody wants to know."""
     _parts: tuple[slice, ...] = (slice(None),)
     _mode: str = "grouped"
     _shares: Shares | None = None
@@ -154,25 +194,30 @@ class RankDispatcher:
         self._group, self._shares = group, None
 
     def begin(
-        self, mode: str, lengths: Sequence[int], num_rounds: int, table: RoutingTable
+        self,
+        mode: str,
+        lengths: Sequence[int],
+        num_rounds: int,
+        table: RoutingTable,
+        *,
+        keep: bool = False,
     ) -> None:
         """Prepare a step; every rank must get the same mode and number of rounds.
 
         Args:
-            mode: one of `MODES`.
+            mode: one of `engine.config.EXCHANGES`.
             lengths: rows of each request this rank runs in the step.
             num_rounds: most requests on any rank; only `request` uses it.
             table: the step's table.
+            keep: whether to log what is under way.
 
         Raises:
             ConfigError: no such mode.
         """
-        if mode not in MODES:
-            raise ConfigError(
-                f"exchange ({mode!r}) must be one of {', '.join(MODES)}{nearest(mode, MODES)}"
-            )
+        one_of("exchange", mode, EXCHANGES)
         self._parts = _parts(mode, lengths, num_rounds)
         self._mode = mode
+        self.log = [] if keep else None
         self.exchanged = Exchanged.none(table.num_devices)
         if self._shares is None or self._shares.table is not table:
             self._shares = shares_of(table, self.group.members, self.group.me)
@@ -195,30 +240,31 @@ class RankDispatcher:
         Raises:
             ExchangeError: a rank died or did not answer in time.
         """
-        flights = []
-        for part in self._parts:
-            flights.append(self._dispatch(part, x_TD[part], phy_ids_TK[part], table, layer, mark))
+        flights, self.mark = [], mark
+        for number, part in enumerate(self._parts):
+            flights.append(self._dispatch(number, part, x_TD[part], phy_ids_TK[part], table, layer))
             if self._mode == "request":
                 flights[-1].wait()
+                mark("transfer")
         return flights
 
     def _dispatch(
         self,
+        number: int,
         part: slice,
         x_TD: Tensor,
         phy_ids_TK: Tensor,
         table: RoutingTable,
         layer: int,
-        mark: Mark,
     ) -> RankFlight:
         """Send one part of the batch."""
         shares = self._shares
         assert shares is not None and shares.table is table, "`begin` was not told of this table"
         positions_TK = shares.position_of_phy[phy_ids_TK].where(phy_ids_TK >= 0, -1)
         source_R, row_of_N, counts = self.ops.permute(positions_TK, table.num_physical)
-        mark("dispatch")
-        counts_GS = self._exchange_counts(counts, shares, layer)
-        mark("wait")
+        self.mark("dispatch")
+        counts_GS = self.exchange_counts(counts, shares, layer)
+        self.mark("wait")
         sent = [sum(part) for part in _split(counts, shares.slots)]
         received = counts_GS.sum(1).tolist()
         handle = RankHandle(
@@ -229,15 +275,17 @@ class RankDispatcher:
             _by_expert(counts_GS),
             sent,
             received,
+            layer,
+            number,
         )
         rows_SD = x_TD.index_select(0, source_R)
         if (fault := self.faults.dispatch_send) is not None:
             rows_SD = fault(rows_SD)
-        arrival = self._send(rows_SD, sent, received, f"dispatch of layer {layer}")
+        arrival, log = self._send(rows_SD, sent, received, handle, results=False)
         for member, count in zip(self.group.members, sent, strict=True):
             self.exchanged.rows_G[member] += count
-        mark("dispatch")
-        return RankFlight(self, arrival, handle, part)
+        self.mark("dispatch")
+        return RankFlight(self, arrival, handle, log, part)
 
     def combine(
         self, out_RD: Tensor, topk_weights_TK: Tensor, handle: RankHandle, table: RoutingTable
@@ -255,14 +303,25 @@ class RankDispatcher:
             )
         back_RD = torch.empty_like(out_RD)
         back_RD[handle.order_R] = out_RD
-        arrival = self._send(back_RD, handle.received, handle.sent, "combine")
+        arrival, log = self._send(back_RD, handle.received, handle.sent, handle, results=True)
+        self.mark("combine")
         if self._mode == "request":
-            arrival.wait()
-        return RankReturn(self, arrival, topk_weights_TK, handle.row_of_N)
+            self.receive(arrival, log)
+            self.mark("transfer")
+        return RankReturn(self, arrival, log, topk_weights_TK, handle.row_of_N)
 
-    def _exchange_counts(self, counts: list[int], shares: Shares, layer: int) -> Tensor:
+    def receive(self, arrival: Arrival, log: FlightLog | None) -> Tensor:
+        """Wait for what is under way; waiting again costs nothing."""
+        rows = arrival.wait()
+        self.exchanged.transfer_s += arrival.take_wait_s()
+        if log is not None and not log.arrived_ns:
+            log.arrived_ns = time.perf_counter_ns()
+        return rows
+
+    def exchange_counts(self, counts: list[int], shares: Shares, layer: int) -> Tensor:
         """Return (G, S): rows each member sends to each of this rank's S experts."""
         size, num_mine = self.group.size, len(shares.mine)
+        self.collectives += 1
         arrival = self.group.all_to_all(
             torch.tensor(counts, dtype=torch.int64),
             shares.slots,
@@ -275,12 +334,31 @@ class RankDispatcher:
             self._book(member, 1, slots * 8)
         return counts_GS
 
-    def _send(self, rows: Tensor, sent: list[int], received: list[int], what: str) -> Arrival:
+    def _send(
+        self,
+        rows: Tensor,
+        sent: list[int],
+        received: list[int],
+        handle: RankHandle,
+        *,
+        results: bool,
+    ) -> tuple[Arrival, FlightLog | None]:
         width = rows.shape[1] * rows.element_size()
         for member, count in zip(self.group.members, sent, strict=True):
             self._book(member, count if self._mode == "naive" else min(count, 1), count * width)
+        self.collectives += 1
         move = self.group.send_each if self._mode == "naive" else self.group.all_to_all
-        return move(rows, sent, received, what)
+        log = self._log(sent, handle, results) if self.log is not None else None
+        what = f"{'combine' if results else 'dispatch'} of layer {handle.layer}"
+        return move(rows, sent, received, what), log
+
+    def _log(self, sent: list[int], handle: RankHandle, results: bool) -> FlightLog:
+        assert self.log is not None, "nobody wants to know"
+        rows_G = np.zeros(len(self.exchanged.rows_G), np.int64)
+        rows_G[list(self.group.members)] = sent
+        now = time.perf_counter_ns()
+        self.log.append(FlightLog(handle.layer, handle.part, results, rows_G, now))
+        return self.log[-1]
 
     def _book(self, member: int, messages: int, num_bytes: int) -> None:
         if member != self.group.me:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from engine.events import STAGES, Int64
+from engine.events import STAGES, Int64, Spans
 from engine.kernels.attention import AttentionPlan
 from engine.routing.gate import GateOutput
 from engine.routing.policy import LayerPolicy
@@ -18,18 +19,25 @@ from engine.routing.table import RoutingTable
 
 
 class StageClock:
-    """Adds up the time between marks by stage; two clock reads a mark, no synchronisation."""
+    """Adds up the time between marks by stage; one clock read a mark, no synchronisation.
 
-    __slots__ = ("_last", "_spent")
+    The clock's zero is the machine's, so that times of several processes can be compared.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_kept", "_last", "_spent", "began_ns")
+
+    def __init__(self, *, keep: bool = False) -> None:
+        """Start; `keep` remembers each stretch of time and not only the sums."""
         self._spent = dict.fromkeys(STAGES, 0)
-        self._last = time.perf_counter_ns()
+        self._kept: list[tuple[str, int, int]] | None = [] if keep else None
+        self._last = self.began_ns = time.perf_counter_ns()
 
     def mark(self, stage: str) -> None:
         """Count the time since the last mark as spent in `stage`."""
         now = time.perf_counter_ns()
         self._spent[stage] += now - self._last
+        if self._kept is not None:
+            self._kept.append((stage, self._last, now))
         self._last = now
 
     def add(self, spent_ms: Mapping[str, float]) -> None:
@@ -37,6 +45,18 @@ class StageClock:
         for stage, milliseconds in spent_ms.items():
             self._spent[stage] += int(milliseconds * 1e6)
         self._last = time.perf_counter_ns()
+
+    def spans(self, origin_ns: int) -> Spans:
+        """Return what was kept, in milliseconds since `origin_ns`."""
+        kept = self._kept or []
+        stages = [STAGES.index(stage) for stage, _, _ in kept]
+        begin = np.array([first for _, first, _ in kept], np.int64)
+        end = np.array([last for _, _, last in kept], np.int64)
+        return Spans(
+            np.array(stages, np.uint8),
+            ((begin - origin_ns) / 1e6).astype(np.float32),
+            ((end - begin) / 1e6).astype(np.float32),
+        )
 
     def spent_ms(self) -> dict[str, float]:
         """Return milliseconds by stage so far."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.errors import RoutingError
@@ -9,15 +11,22 @@ from engine.routing.table import Int, RoutingTable
 
 
 def contiguous(
-    num_layers: int, num_experts: int, num_devices: int, *, version: int = 0
+    num_layers: int,
+    num_experts: int,
+    num_devices: int,
+    *,
+    version: int = 0,
+    holders: Sequence[int] | None = None,
 ) -> RoutingTable:
     """Spread experts over devices in order, one copy each, shares differing by at most one.
 
     30 experts on 8 devices give shares 4, 4, 4, 4, 4, 4, 3, 3; 2 experts on 4 devices leave
-    devices 2 and 3 without experts, which is legal.
+    devices 2 and 3 without experts, which is legal. `holders` are the devices that take experts;
+    None is all of them.
     """
-    shares = even_shares(num_experts, num_devices)
-    ranks = [device for device, share in enumerate(shares) for _ in range(share)]
+    holders = range(num_devices) if holders is None else holders
+    shares = even_shares(num_experts, len(holders))
+    ranks = [device for device, share in zip(holders, shares, strict=True) for _ in range(share)]
     return assigned(num_layers, ranks, num_devices, version=version)
 
 

@@ -1,13 +1,39 @@
-"""Tables for those ranks that take part: after one has gone, and after one has come."""
+"""Tables for those ranks that take part: after one has gone, and after one has come.
+
+Also what ranks are for. Usually every rank owns sequences and holds experts; apart, the first ranks
+own the sequences and the others hold the experts. That is only a placement: when one kind has died
+out, ranks of the other do its work too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.errors import RoutingError
 from engine.routing.table import RoutingTable
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Which ranks own sequences and which hold experts."""
+
+    attention_ranks: int = 0
+    """So many, the first ones, own sequences and hold no experts; 0: every rank does both."""
+
+    def homes(self, members: Iterable[int]) -> list[int]:
+        """Return those of `members` that own sequences: 0 and 1 of 0 to 3 with 2 for attention."""
+        living = sorted(members)
+        wanted = [rank for rank in living if rank < self.attention_ranks]
+        return wanted or living
+
+    def holders(self, members: Iterable[int]) -> list[int]:
+        """Return those of `members` that hold experts: 2 and 3 of 0 to 3 with 2 for attention."""
+        living = sorted(members)
+        wanted = [rank for rank in living if rank >= self.attention_ranks]
+        return wanted or living
 
 
 def without(table: RoutingTable, members: Collection[int]) -> RoutingTable:
@@ -34,14 +60,7 @@ def without(table: RoutingTable, members: Collection[int]) -> RoutingTable:
                 rank,
             ),
         )
-    return RoutingTable(
-        table.version + 1,
-        table.phy2log,
-        table.log2phy,
-        table.num_replicas,
-        owners,
-        table.num_devices,
-    )
+    return table.moved(owners)
 
 
 def levelled(table: RoutingTable, members: Collection[int]) -> RoutingTable:
@@ -56,11 +75,4 @@ def levelled(table: RoutingTable, members: Collection[int]) -> RoutingTable:
         if counts[fullest] - counts[emptiest] <= 1:
             break
         owners[np.flatnonzero(owners == fullest)[-1]] = emptiest
-    return RoutingTable(
-        table.version + 1,
-        table.phy2log,
-        table.log2phy,
-        table.num_replicas,
-        owners,
-        table.num_devices,
-    )
+    return table.moved(owners)

@@ -73,6 +73,21 @@ class RoutingTable:
         """Return for each physical expert of `layer` the logical expert it holds."""
         return self._experts_LP[layer]
 
+    def moved(self, rank_of_phy: npt.ArrayLike, version: int | None = None) -> RoutingTable:
+        """Return the same physical experts on other devices; the next version unless one is given.
+
+        Raises:
+            RoutingError: a device is out of range.
+        """
+        return RoutingTable(
+            version=self.version + 1 if version is None else version,
+            phy2log=self.phy2log,
+            log2phy=self.log2phy,
+            num_replicas=self.num_replicas,
+            rank_of_phy=np.asarray(rank_of_phy),
+            num_devices=self.num_devices,
+        )
+
     def sha256(self) -> str:
         """Hash version and contents, for proofs that a table was restored."""
         digest = hashlib.sha256(str(self.version).encode())

@@ -71,6 +71,7 @@ class Control:
         self._door = door or Door()
         self._faults, self._sink, self._stats = faults, sink, stats
         self._in_force = InForce(policy, policy.layers())
+        self._canary: dict[str, Any] | None = None
         self._leases: dict[str, float] = {}
         self._lock = threading.RLock()
 
@@ -194,23 +195,37 @@ class Control:
                 return
         self.published(table)
 
-    def published(self, table: RoutingTable, num_bytes: int = 0, seconds: float = 0.0) -> None:
+    def published(
+        self,
+        table: RoutingTable,
+        *,
+        from_ranks: int = 0,
+        from_checkpoint: int = 0,
+        seconds: float = 0.0,
+        canary: dict[str, Any] | None = None,
+    ) -> None:
         """Take up a table that every rank is ready for; called by the engine.
 
         Args:
             table: the table of the next step.
-            num_bytes: experts that were moved for it.
+            from_ranks: bytes of experts that went from rank to rank for it.
+            from_checkpoint: bytes of experts that no rank had.
             seconds: how long that took.
+            canary: what the canary found, see `engine.runtime.canary.Verdict`; None in one process,
+                where a table moves no weight.
         """
         with self._lock:
-            self._table = table
+            self._table, self._canary = table, canary
         self._say(
             "publish_table",
             version=table.version,
             sha256=table.sha256(),
             rank_of_phy=table.rank_of_phy.tolist(),
-            num_bytes=num_bytes,
+            num_bytes=from_ranks + from_checkpoint,
+            from_ranks=from_ranks,
+            from_checkpoint=from_checkpoint,
             seconds=seconds,
+            canary=canary,
         )
 
     def gave_up(self, version: int, why: str) -> None:
@@ -305,11 +320,12 @@ class Control:
                 self.clear(point)
 
     def state(self) -> dict[str, Any]:
-        """Return what is in force: table, policy, active fault points, load."""
+        """Return what is in force: table, what its canary found, policy, fault points, load."""
         return {
             "table_version": self._table.version,
             "table_sha256": self._table.sha256(),
             "rank_of_phy": self._table.rank_of_phy.tolist(),
+            "canary": self._canary,
             **_in_words(self.policy),
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),

@@ -36,9 +36,11 @@ from engine.model.step import StageClock
 from engine.model.tokenizer import Tokenizer
 from engine.routing.placement import contiguous
 from engine.routing.policy import RoutingPolicy
+from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
+from engine.runtime.canary import Canary
 from engine.runtime.control import Control, Door
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
@@ -90,7 +92,9 @@ class Engine:
             own = self._own_rank(num_positions)
         else:
             check_fit(config.model, model)
-        table, policy = _routing(model, config.num_devices)
+        self._roles = Roles(config.attention_ranks)
+        holders = self._roles.holders(range(config.num_devices))
+        table, policy = _routing(model, config.num_devices, holders)
         self._scheduler = Scheduler(config)
         self._admission = Admission(
             config, self.tokenizer, model.vocab_size, self.max_model_len, self._homes
@@ -110,9 +114,18 @@ class Engine:
         else:
             self._ranks = Ranks(config, num_positions, table)
             self._runner = runner = RankedRunner(self._ranks, config)
-            migration = Migration(self._ranks, self.control, config.migration_deadline_s)
+            canary = Canary(runner, config, model)
+            migration = Migration(
+                self._ranks, self.control, canary, self.faults, config.migration_deadline_s
+            )
             self._membership = Membership(
-                self._ranks, runner, self._scheduler, self.control, migration, door.orders
+                self._ranks,
+                runner,
+                self._scheduler,
+                self.control,
+                migration,
+                door.orders,
+                self._roles,
             )
         self._unread: list[RequestOutput] = []
         self._announcer.start(table)
@@ -173,8 +186,7 @@ class Engine:
 
     def _advance(self) -> None:
         """Run one forward pass, if there is work."""
-        started_s, clock = time.time(), StageClock()
-        started = time.perf_counter()
+        started_s, clock = time.time(), StageClock(keep=self.sink.enabled)
         self.control.end_leases()
         self._follow_orders()
         self._abort_asked()
@@ -193,7 +205,7 @@ class Engine:
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.bad_rows
-        duration_ms = (time.perf_counter() - started) * 1e3
+        duration_ms = (time.perf_counter_ns() - clock.began_ns) / 1e6
         self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
 
     def generate(
@@ -269,6 +281,20 @@ class Engine:
         shares = self._ranks.ask_all(Ask("weights_sha256"))
         return hashlib.sha256(repr(sorted(shares.items())).encode()).hexdigest()
 
+    def census(self) -> dict[int, dict[str, int]]:
+        """Ask each rank for the memory it occupies and the collectives it has joined.
+
+        All ranks must have joined as many, or one of them hangs. {} in one process.
+
+        Returns:
+            by rank `resident_bytes` and `collectives`.
+        """
+        if self._ranks is None:
+            return {}
+        names = ("resident_bytes", "collectives")
+        found = {name: self._ranks.ask_all(Ask(name)) for name in names}
+        return {rank: {name: found[name][rank] for name in names} for rank in self._ranks.members}
+
     def close(self) -> None:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
@@ -326,7 +352,8 @@ class Engine:
 
     def _homes(self) -> SequenceOf[int]:
         """Return the devices that can own sequences."""
-        return self._ranks.members if self._ranks else range(self.config.num_devices)
+        members = self._ranks.members if self._ranks else range(self.config.num_devices)
+        return self._roles.homes(members)
 
     def _admit(
         self,
@@ -435,12 +462,14 @@ class Engine:
                 torch.set_num_threads(before)
 
 
-def _routing(model: ModelConfig, num_devices: int) -> tuple[RoutingTable, RoutingPolicy]:
+def _routing(
+    model: ModelConfig, num_devices: int, holders: SequenceOf[int]
+) -> tuple[RoutingTable, RoutingPolicy]:
     """Return the table and the policy an engine starts with; a dense model's have no layers."""
     num_layers = len(model.moe_layers)
     num_experts = max(1, model.num_experts)
     policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
-    return contiguous(num_layers, num_experts, num_devices), policy
+    return contiguous(num_layers, num_experts, num_devices, holders=holders), policy
 
 
 def _max_model_len(config: EngineConfig, trained: int) -> int:

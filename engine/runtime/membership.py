@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import SetFault
 from engine.errors import RankError
-from engine.routing.survivors import levelled, without
+from engine.routing.survivors import Roles, levelled, without
 from engine.routing.table import RoutingTable
 from engine.runtime.control import Control, Order
 from engine.runtime.migration import Migration
@@ -35,6 +35,7 @@ class Membership:
     control: Control
     migration: Migration
     orders: deque[Order]
+    roles: Roles
     _failures: int = 0
 
     def before_step(self) -> None:
@@ -101,32 +102,36 @@ class Membership:
         if rank not in self.ranks.members or not others:
             return
         self.migration.cancel(f"rank {rank} is drained")
+        now = self.control.table
+        if rank in now.rank_of_phy:
+            # While it still takes part, so that its experts go from rank to rank.
+            table = without(now, self.roles.holders(others))
+            self.ranks.join(now, table)
+            self.control.published(table)
         self.ranks.stop(rank)
-        table = self._regroup({})
+        self._regroup({})
         self._move_homes()
-        self.control.published(table)
 
     def _add(self, rank: int) -> None:
         if rank in self.ranks.members:
             return
         self.migration.cancel(f"rank {rank} joins")
-        table = self.control.table
-        self.ranks.start([rank], table)
-        self._regroup({})
-        self.control.publish_table(levelled(table, self.ranks.members))
+        self.ranks.start([rank], self.control.table)
+        table, holders = self._regroup({}), self.roles.holders(self.ranks.members)
+        self.control.publish_table(levelled(table, holders))
 
     def _regroup(self, lost: dict[int, str]) -> RoutingTable:
         """Join the ranks that live under a table of their own; more may die while they join."""
-        table = self.control.table
+        now = table = self.control.table
         while True:
             members = self.ranks.members
             if not members:
                 reasons = ", ".join(f"rank {rank} {why}" for rank, why in lost.items())
                 raise RankError(f"no rank is left: {reasons}; start the engine again.")
             if not set(table.rank_of_phy.tolist()) <= set(members):
-                table = without(table, members)
+                table = without(table, self.roles.holders(members))
             try:
-                self.ranks.join(table)
+                self.ranks.join(now, table)
                 return table
             except RankLostError as again:
                 if not again.lost:
@@ -136,8 +141,8 @@ class Membership:
 
     def _move_homes(self) -> None:
         """Spread the sequences of ranks that are gone over the others; they start again there."""
-        members = self.ranks.members
+        members, homes = self.ranks.members, self.roles.homes(self.ranks.members)
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         for turn, sequence in enumerate([*reversed(running), *waiting]):
             if sequence.home not in members:
-                self.scheduler.move(sequence, members[turn % len(members)])
+                self.scheduler.move(sequence, homes[turn % len(homes)])

@@ -54,7 +54,7 @@ class RankedRunner:
             for rank, chunks in by_home.items()
         }
         mode = self.mode_for(sum(chunk.num_tokens for chunk in schedule.chunks))
-        reports = self._ask(works, table.version, mode)
+        reports = self._ask(works, table.version, mode, began_ns=clock.began_ns)
         clock.add(_mean([report.stage_ms for report in reports.values()]))
         chunks = list(itertools.chain.from_iterable(by_home.values()))
         for rank, report in reports.items():
@@ -76,10 +76,34 @@ class RankedRunner:
         """Return how a step of `num_rows` rows, on all ranks together, exchanges them."""
         return "request" if num_rows < self.small_batch_rows else self.exchange
 
-    def _ask(self, works: Mapping[int, Work], version: int, mode: str) -> dict[int, StepReport]:
-        num_rounds = max(len(work.spans) for work in works.values())
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that take part."""
+        return self.ranks.members
+
+    def try_out(self, works: Mapping[int, Work], version: int) -> dict[int, StepReport]:
+        """Run rows that belong to no request, to try out the table of `version`.
+
+        Raises:
+            RankLostError: a rank died or froze.
+        """
+        return self._ask(works, version, self.exchange, trial=True)
+
+    def _ask(
+        self,
+        works: Mapping[int, Work],
+        version: int,
+        mode: str,
+        *,
+        began_ns: int = 0,
+        trial: bool = False,
+    ) -> dict[int, StepReport]:
+        rounds = max(len(work.spans) for work in works.values())
         return self.ranks.ask(
-            {rank: RunStep(work, mode, num_rounds, version) for rank, work in works.items()}
+            {
+                rank: RunStep(work, mode, rounds, version, began_ns, trial)
+                for rank, work in works.items()
+            }
         )
 
 
@@ -118,6 +142,8 @@ def _rank_event(rank: int, report: StepReport, mode: str) -> RankEvent:
         transfer_ms=exchanged.transfer_s * 1e3,
         busy_ms=report.busy_ms,
         stage_ms=report.stage_ms,
+        spans=report.spans,
+        flights=report.flights,
     )
 
 

@@ -47,6 +47,7 @@ def step_event(
         stage_ms=result.clock.spent_ms(),
         bad_rows=result.bad_rows,
         ranks=tuple(result.ranks),
+        spans=result.clock.spans(result.clock.began_ns),
         **_joined(result.records or ()),
     )
 

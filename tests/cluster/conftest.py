@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import Completion, Engine, EngineConfig, SamplingParams
-from engine.events import ControlEvent, StepEvent
+from engine.events import ControlEvent, StartEvent, StepEvent
 from workbench.bench.recovery import Losses, rejoin
 
 MODEL = "data/models/polyglot-moe"
@@ -24,9 +24,12 @@ class Heard(Losses):
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Any] = []
+        self.start: StartEvent | None = None
 
     def emit(self, event: Any) -> None:
         super().emit(event)
+        if isinstance(event, StartEvent):
+            self.start = event
         self.events.append(event)
 
     def controls(self, action: str) -> list[dict[str, Any]]:

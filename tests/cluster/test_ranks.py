@@ -14,6 +14,7 @@ import pytest
 from engine import Engine, SamplingParams
 from engine.errors import ConfigError, RequestError, RoutingError
 from engine.routing.balance import replicated
+from engine.routing.placement import filled
 from engine.routing.table import RoutingTable
 from tests.cluster.conftest import Heard, config, hashes, prompts, run
 from workbench.bench.recovery import rejoin, strike
@@ -90,13 +91,18 @@ def test_a_table_published_under_load_moves_experts_and_no_bit(
     def move(step: int) -> None:
         if step == 2:
             owners = (engine.table.rank_of_phy + 1) % 4
-            engine.control.publish_table(_table(engine.table, owners))
+            engine.control.publish_table(engine.table.moved(owners))
 
     heard.events.clear()
     assert hashes(run(engine, 6, LONGER, move)) == hashes(run(alone, 6, LONGER))
     assert engine.table.version == version + 1
     (published,) = heard.controls("publish_table")
-    assert published["num_bytes"] > 0
+    assert published["from_ranks"] > 0 == published["from_checkpoint"]  # every owner lives
+    canary = published["canary"]
+    assert canary["equal"] and canary["max_error"] == 0.0
+    assert canary["num_checked"] == canary["num_moved"] == 4 * 8
+    assert engine.control.state()["canary"] == canary
+    assert len({found["collectives"] for found in engine.census().values()}) == 1
     assert len({step.table_version for step in heard.steps()}) == 2
 
 
@@ -111,14 +117,7 @@ def test_replicas_run_each_row_once(alone: Engine, four: tuple[Engine, Heard]) -
     assert hashes(run(engine, 6)) == hashes(run(alone, 6))
     for step in heard.steps():
         assert sum(int(rank.rows.sum()) for rank in step.ranks) == step.topk_ids.size
-    back = RoutingTable(
-        table.version + 1,
-        before.phy2log,
-        before.log2phy,
-        before.num_replicas,
-        before.rank_of_phy,
-        before.num_devices,
-    )
+    back = before.moved(before.rank_of_phy, table.version + 1)
     engine.control.publish_table(back)
     _settle(engine, back.version)
 
@@ -129,7 +128,7 @@ def test_a_rank_that_gathers_too_slowly_costs_the_table_and_no_answer(
     engine, heard = four
     before, turned = engine.table, (engine.table.rank_of_phy + 1) % 4
     engine.control.inject("table.stage", partial(_late, seconds=4.5), lease_s=60, rank=1)
-    engine.control.publish_table(_table(before, turned))
+    engine.control.publish_table(before.moved(turned))
     assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
     while not heard.controls("give_up_table"):
         engine.step()
@@ -161,23 +160,53 @@ def test_requests_outlive_a_rank(
     assert 2 in engine.table.rank_of_phy
 
 
-def test_a_drained_rank_ends_its_requests_go_on_and_closing_leaves_no_process(
+def test_a_table_whose_canary_fails_is_taken_back_and_kept_only_by_the_drills_fault(
+    alone: Engine, four: tuple[Engine, Heard]
+) -> None:
+    engine, heard = four
+    before, turned = engine.table, (engine.table.rank_of_phy + 1) % 4
+    wanted = hashes(run(alone, 3))
+    engine.control.inject("table.stage", _two_swapped, lease_s=60, rank=1)
+    engine.control.publish_table(before.moved(turned))
+    while not heard.controls("give_up_table"):
+        engine.step()
+    assert "canary" in heard.controls("give_up_table")[0]["why"]
+    assert engine.table is before and not heard.controls("publish_table")
+    assert hashes(run(engine, 3)) == wanted
+    engine.control.inject("table.unsafe_publish", _always, lease_s=60)
+    _publish(engine, turned)
+    assert hashes(run(engine, 3)) != wanted  # what the canary is for
+    assert not engine.control.state()["canary"]["equal"]
+    engine.control.clear("table.stage")
+    engine.control.clear("table.unsafe_publish")
+    _publish(engine, before.rank_of_phy)  # held against what was right, so it mends
+    assert hashes(run(engine, 3)) == wanted
+    assert engine.control.state()["canary"]["equal"]
+
+
+def test_attention_and_experts_on_ranks_of_their_own_and_a_drained_rank_leaves_no_process(
     alone: Engine,
 ) -> None:
     heard = Heard()
-    engine = Engine(config(2), sink=heard)
+    engine = Engine(config(2, attention_ranks=1, exchange="overlapped"), sink=heard)
     pids = engine.ranks
+    assert set(engine.table.rank_of_phy) == {1}
 
     def drain(step: int) -> None:
         if step == 4:
             engine.control.drain(1)
 
     try:
+        assert hashes(run(engine, 5)) == hashes(run(alone, 5))
+        assert {home for step in heard.steps() for home in step.homes} == {0}
+        assert all(step.ranks[1].rows.sum() == 0 for step in heard.steps())
         assert hashes(run(engine, 4, LONGER, drain)) == hashes(run(alone, 4, LONGER))
+        (drained,) = heard.controls("publish_table")
+        assert set(drained["rank_of_phy"]) == {0}  # nobody else is left to hold them
         assert set(engine.ranks) == {0}
         assert not os.path.exists(f"/proc/{pids[1]}")
         assert os.path.exists(f"/proc/{pids[0]}")
-        engine.control.publish_table(_table(engine.table, [0, 1] * 4))  # for a rank that is gone
+        engine.control.publish_table(engine.table.moved([0, 1] * 4))  # for a rank that is gone
         run(engine, 1)
         (refused,) = heard.controls("give_up_table")
         assert "rank 1" in refused["why"]
@@ -200,24 +229,25 @@ def test_what_ranks_cannot_do_is_said(alone: Engine, four: tuple[Engine, Heard])
         config(2, num_devices=3)
 
 
+def _two_swapped(table: RoutingTable) -> RoutingTable:
+    """Let a rank gather the wrong experts: the first two it is to hold change places."""
+    wrong = table.phy2log.copy()
+    mine = np.flatnonzero(table.rank_of_phy == 1)[:2]
+    wrong[:, mine] = wrong[:, mine[::-1]]
+    return filled(wrong, table.rank_of_phy, table.num_experts, 4, version=table.version)
+
+
+def _always(equal: bool) -> bool:
+    return True
+
+
 def _late(table: Any, seconds: float) -> Any:
     time.sleep(seconds)
     return table
 
 
-def _table(table: RoutingTable, owners: Any) -> RoutingTable:
-    return RoutingTable(
-        table.version + 1,
-        table.phy2log,
-        table.log2phy,
-        table.num_replicas,
-        owners,
-        table.num_devices,
-    )
-
-
 def _publish(engine: Engine, owners: Any) -> None:
-    table = _table(engine.table, owners)
+    table = engine.table.moved(owners)
     engine.control.publish_table(table)
     _settle(engine, table.version)
 

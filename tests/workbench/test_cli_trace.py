@@ -8,6 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from engine.events import STAGES
+from workbench.options import SHOWN_DEVICES
 from workbench.trace import load
 
 
@@ -54,11 +56,12 @@ def test_record_takes_prompts_from_a_file_line_by_line(workbench, tmp_path):
 
 def test_info_says_what_is_in_the_file(workbench, file):
     report, trace = workbench("trace", "info", file, "--json").json, load(file)
-    assert report["version"] == 2 and report["model"] == "polyglot-moe"
+    assert report["version"] == 3 and report["model"] == "polyglot-moe"
     assert (report["steps"], report["rows"]) == (trace.num_steps, trace.num_rows)
     assert report["bytes"] == file.stat().st_size
     assert np.array(report["expert_counts"]).sum() == trace.num_rows * 4 * 2
     assert report["dropped"] == {"steps": 0, "rows": 0, "notes": 0}
+    assert report["devices"] == trace.start.num_devices == SHOWN_DEVICES, "as `start` has"
     said = workbench("trace", "info", file)
     assert said.code == 0 and f"{trace.num_rows}" in said.out and said.err == ""
 
@@ -67,13 +70,14 @@ def test_export_writes_a_chrome_timeline_that_spans_the_steps(workbench, file, t
     out = tmp_path / "timeline.json"
     assert workbench("trace", "export", file, "--out", out).code == 0
     events, trace = json.loads(out.read_text())["traceEvents"], load(file)
-    steps = [e for e in events if e["ph"] == "X" and e["name"] == "step"]
+    steps = [e for e in events if e["ph"] == "X" and e["name"] == "step" and e["pid"]]
     assert len(steps) == trace.num_steps
     durations = [step["dur"] / 1e3 for step in steps]
     assert durations == pytest.approx(trace.columns["steps/duration_ms"].tolist())
     assert sum(step["args"]["rows"] for step in steps) == trace.num_rows
     stages = [e for e in events if e["ph"] == "X" and e["name"] == "gate"]
-    assert len(stages) == trace.num_steps
+    gate = STAGES.index("gate")
+    assert len(stages) == (trace.columns["spans/stages"] == gate).sum() > 0
     begun = [e["id"] for e in events if e["ph"] == "b"]
     ended = [e["id"] for e in events if e["ph"] == "e"]
     assert sorted(begun) == sorted(ended) == [0, 1]

@@ -31,12 +31,22 @@ def ranked(tmp_path):
 
 def as_version_1(members):
     """Turn a file into what the first release wrote."""
+    as_version_2(members)
     for name in [name for name in members if name.startswith("ranks/")]:
         del members[name]
     manifest = json.loads(members["manifest.json"])
     del manifest["exchanges"], manifest["counts"]["ranks"]
     manifest |= {"version": 1, "stages": list(STAGES_OF[1])}
     members["manifest.json"] = json.dumps(manifest).encode()
+
+
+def as_version_2(members):
+    """Turn a file into what was written before ranks told when they did what."""
+    for name in [name for name in members if name.startswith(("spans/", "flights/"))]:
+        del members[name]
+    manifest = json.loads(members["manifest.json"])
+    del manifest["counts"]["spans"], manifest["counts"]["flights"]
+    members["manifest.json"] = json.dumps(manifest | {"version": 2}).encode()
 
 
 def without_columns(member, *columns):
@@ -66,7 +76,13 @@ def test_a_file_of_the_first_version_is_read_as_a_run_in_one_process(file, trace
     before, after = trace.step_event(2).stage_ms, old.step_event(2).stage_ms
     assert after == {stage: before[stage] for stage in STAGES_OF[1]}
     with zipfile.ZipFile(save(old, file)) as archive:
-        assert json.loads(archive.read("manifest.json"))["version"] == 2
+        assert json.loads(archive.read("manifest.json"))["version"] == 3
+
+
+def test_a_file_of_the_second_version_is_read_without_its_tracks(ranked):
+    old = load(rewrite(ranked, as_version_2)).step_event(1)
+    assert len(old.ranks) == 2 and old.ranks[1].rows.sum() > 0
+    assert not len(old.spans.stages) and old.ranks[1].flights.rows.shape == (0, 2)
 
 
 def test_a_first_version_with_stages_of_the_second_is_refused(file):

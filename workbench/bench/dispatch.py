@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config import MAX_RANKS, EngineConfig
+from engine.config import EXCHANGES, MAX_RANKS, EngineConfig
 from engine.errors import ExchangeError, RequestError
 from engine.exchange.dispatch import traffic
 from engine.exchange.group import Group, host_store, join_store
-from engine.exchange.ranks import MODES, RankDispatcher
+from engine.exchange.ranks import RankDispatcher
 from engine.exchange.topology import Topology
 from engine.faults import Faults
 from engine.kernels.registry import Target, bind
@@ -98,7 +98,7 @@ def run(
         Turn(mode, tokens, seed)
         for seed in range(rounds + 1)
         for tokens in swept
-        for mode in MODES[seed % len(MODES) :] + MODES[: seed % len(MODES)]
+        for mode in EXCHANGES[seed % len(EXCHANGES) :] + EXCHANGES[: seed % len(EXCHANGES)]
     ]
     samples: dict[tuple[str, int], list[list[Sample]]] = defaultdict(list)
     for turn, sample in zip(turns, _exchanged(turns, ranks, hidden), strict=True):
@@ -108,7 +108,7 @@ def run(
     rows = [
         _row(mode, tokens, samples[mode, tokens], machine, hidden)
         for tokens in swept
-        for mode in MODES
+        for mode in EXCHANGES
     ]
     words = f"--ranks {ranks} --sizes {','.join(map(str, sizes))} --rounds {rounds}"
     found = report(rows, f"workbench bench dispatch {words} --json")

@@ -23,6 +23,8 @@ DECISION_BYTES = 1024
 """What a full decision costs beside its (E,) arrays, likewise."""
 RANK_BYTES = 1536
 """What a rank's part of a step costs beside its counts by device, likewise."""
+SPAN_BYTES, FLIGHT_BYTES = 9, 13
+"""What a line of those tables takes, beside its counts by device."""
 NOTE_BYTES = 512
 
 
@@ -113,8 +115,12 @@ class Recorder:
         ids = event.topk_ids
         # Two ids and one weight per slot, one margin per layer, 19 bytes of row heads.
         size = STEP_BYTES + 8 * ids.size + 4 * event.margins.size + 19 * len(ids)
+        size += SPAN_BYTES * len(event.spans.stages)
         if event.ranks:
             size += len(event.ranks) * (RANK_BYTES + 24 * len(event.ranks[0].rows))
+            for rank in event.ranks:
+                size += SPAN_BYTES * len(rank.spans.stages)
+                size += rank.flights.rows.nbytes + FLIGHT_BYTES * len(rank.flights.layers)
         if event.decisions:
             wide = 8 * len(event.decisions[0].logits)
             size += len(event.decisions) * (DECISION_BYTES + wide)

@@ -1,11 +1,13 @@
 """The shape of a `.moetrace` file: its version, its arrays, and their laws.
 
-A trace has four tables, each a set of columns of equal length:
+A trace has six tables, each a set of columns of equal length:
 
     steps      one line per forward pass (S)
     rows       one line per token row (N); step s owns rows row_start[s] .. row_start[s + 1]
     decisions  one line per full decision record (M)
     ranks      one line per step and rank (Q), none in one process
+    spans      one line per stretch of time that a process spent in a stage (X)
+    flights    one line per thing that a rank had under way (F)
 
 L counts MoE layers, E logical experts, K experts per token, D devices, G the engine's stages. `-1`
 is "no expert". Text and everything else that is not a number stands in `events.json` beside the
@@ -25,11 +27,15 @@ from engine.errors import TraceError
 from engine.events import CAUSES, STAGES, StartEvent
 
 FORMAT = "moetrace"
-VERSION = 2
+VERSION = 3
 """Raised whenever a reader of the version before would misread the file."""
 
-STAGES_OF = {1: tuple(s for s in STAGES if s not in ("wait", "transfer")), 2: STAGES}
+STAGES_OF = {1: tuple(s for s in STAGES if s not in ("wait", "transfer")), 2: STAGES, 3: STAGES}
 """The stages of each version that can be read; 1 knew of no ranks."""
+TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3}
+"""The tables that not every version has, and the first that does."""
+ENGINE = -1
+"""In `spans/rank`: the engine's own process."""
 
 MAX_LAYERS = 1024
 
@@ -80,6 +86,19 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ranks/transfer_ms": ("<f8", ("Q",)),
     "ranks/busy_ms": ("<f8", ("Q",)),
     "ranks/stage_ms": ("<f8", ("Q", "G")),
+    "spans/step_index": ("<i8", ("X",)),
+    "spans/rank": ("<i2", ("X",)),
+    "spans/stages": ("|u1", ("X",)),
+    "spans/begin_ms": ("<f4", ("X",)),
+    "spans/ms": ("<f4", ("X",)),
+    "flights/step_index": ("<i8", ("F",)),
+    "flights/rank": ("<i2", ("F",)),
+    "flights/layers": ("<i2", ("F",)),
+    "flights/parts": ("<i2", ("F",)),
+    "flights/results": ("|u1", ("F",)),
+    "flights/sent_ms": ("<f4", ("F",)),
+    "flights/arrived_ms": ("<f4", ("F",)),
+    "flights/rows": ("<i4", ("F", "D")),
 }
 """Every array of a trace: dtype and the letters of its shape. `stage_ms` holds NaN for a stage
 that was not reported; `ranks/mode` is an index into `EXCHANGES`."""
@@ -92,9 +111,15 @@ TIMES = (
     "ranks/transfer_ms",
     "ranks/busy_ms",
     "ranks/stage_ms",
+    "spans/begin_ms",
+    "spans/ms",
+    "flights/sent_ms",
+    "flights/arrived_ms",
 )
 LONGEST = 1e11
 """Most seconds or milliseconds in a column of times."""
+
+_COUNTS = ("rows", "num_bytes", "messages")
 
 EXPERT_COLUMNS = ("rows/topk_ids", "decisions/topk_ids", "decisions/runner_up")
 """Columns of logical experts: -1 or 0 .. E - 1."""
@@ -107,6 +132,8 @@ def sizes(
     rows: int,
     decisions: int,
     ranks: int = 0,
+    spans: int = 0,
+    flights: int = 0,
     version: int = VERSION,
 ) -> dict[str, int]:
     """Return the length behind each letter of `COLUMNS`."""
@@ -121,6 +148,8 @@ def sizes(
         "D": start.num_devices,
         "G": len(STAGES_OF[version]),
         "Q": ranks,
+        "X": spans,
+        "F": flights,
     }
 
 
@@ -162,6 +191,8 @@ def check(start: StartEvent, columns: Mapping[str, Array]) -> None:
         rows=len(columns["rows/token_ids"]),
         decisions=len(columns["decisions/layer"]),
         ranks=len(columns["ranks/rank"]),
+        spans=len(columns["spans/rank"]),
+        flights=len(columns["flights/rank"]),
     )
     for name, (dtype, letters) in COLUMNS.items():
         shape = tuple(lengths[letter] for letter in letters)
@@ -187,23 +218,27 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
         if not ((column >= 0) & (column <= LONGEST)).all():
             raise TraceError(f"column {name!r} holds a time that is not within 0 to {LONGEST:g}.")
     num_steps = len(columns["steps/step"])
-    step_index = columns["decisions/step_index"]
-    of_ranks = columns["ranks/step_index"]
-    for name in ("decisions/step_index", "ranks/step_index"):
-        _check_range(name, columns[name], 0, num_steps - 1)
-    _check_range("ranks/rank", columns["ranks/rank"], 0, start.num_devices - 1)
-    _check_range("ranks/mode", columns["ranks/mode"], 0, len(EXCHANGES) - 1)
-    for name in ("ranks/rows", "ranks/num_bytes", "ranks/messages"):
-        _check_range(name, columns[name], 0, np.iinfo(np.int64).max)
+    indices = [f"{table}/step_index" for table in ("decisions", *TABLES_SINCE)]
+    last_device, last_layer = start.num_devices - 1, len(start.moe_layers) - 1
+    for name, low, high in (
+        *((name, 0, num_steps - 1) for name in indices),
+        ("ranks/rank", 0, last_device),
+        ("spans/rank", ENGINE, last_device),
+        ("flights/rank", 0, last_device),
+        ("ranks/mode", 0, len(EXCHANGES) - 1),
+        ("spans/stages", 0, len(STAGES) - 1),
+        ("flights/layers", 0, last_layer),
+        ("flights/results", 0, 1),
+        *((f"ranks/{name}", 0, np.iinfo(np.int64).max) for name in _COUNTS),
+        ("flights/parts", 0, np.iinfo(np.int16).max),
+        ("flights/rows", 0, np.iinfo(np.int32).max),
+    ):
+        _check_range(name, columns[name], low, high)
     row_start = columns["steps/row_start"]
     if row_start[0] != 0 or row_start[-1] != len(columns["rows/token_ids"]):
         raise TraceError("column 'steps/row_start' does not span the rows of the trace.")
-    for name, ascending in (
-        ("steps/row_start", row_start),
-        ("decisions/step_index", step_index),
-        ("ranks/step_index", of_ranks),
-    ):
-        if (np.diff(ascending) < 0).any():
+    for name in ("steps/row_start", *indices):
+        if (np.diff(columns[name]) < 0).any():
             raise TraceError(f"column {name!r} must not descend.")
     if (np.diff(columns["steps/order"]) <= 0).any():
         raise TraceError("column 'steps/order' must ascend.")

@@ -1,13 +1,14 @@
 """Read and write `.moetrace` files.
 
-    manifest.json             {"format": "moetrace", "version": 2, "created_by", "start", "counts",
+    manifest.json             {"format": "moetrace", "version": 3, "created_by", "start", "counts",
                                "dropped", "stages", "causes", "exchanges",
                                "arrays": {name: {dtype, shape}}}
     events.json               {"notes": [[order, kind, {fields}]], "decisions": [{texts}]}
-    steps/….npy rows/….npy decisions/….npy ranks/….npy
+    steps/….npy rows/….npy decisions/….npy ranks/….npy spans/….npy flights/….npy
                               one array each; `numpy.load` reads the file too
 
 Version 1 has no `ranks`, no "exchanges" and fewer stages; it is read as a run in one process.
+Versions 1 and 2 have no `spans` and no `flights`.
 
 Nothing is pickled. A file is written beside its target and renamed, so a reader sees the old one or
 the whole new one. A file is not believed: sizes are checked against the manifest before memory is
@@ -35,7 +36,15 @@ from engine.config import EXCHANGES
 from engine.errors import TraceError
 from engine.events import CAUSES, STAGES
 from workbench.trace import records
-from workbench.trace.schema import COLUMNS, FORMAT, STAGES_OF, VERSION, Array, sizes
+from workbench.trace.schema import (
+    COLUMNS,
+    FORMAT,
+    STAGES_OF,
+    TABLES_SINCE,
+    VERSION,
+    Array,
+    sizes,
+)
 from workbench.trace.trace import Dropped, Trace
 
 MAX_BYTES = 2 << 30
@@ -166,6 +175,8 @@ def _manifest(trace: Trace) -> dict[str, Any]:
             "rows": trace.num_rows,
             "decisions": len(trace.decisions),
             "ranks": trace.num_rank_lines,
+            "spans": len(trace.columns["spans/rank"]),
+            "flights": len(trace.columns["flights/rank"]),
             "notes": len(trace.notes),
         },
         "dropped": records.pack(trace.dropped),
@@ -185,7 +196,8 @@ def _read(path: Path, file: BinaryIO, max_bytes: int) -> Trace:
         manifest = _read_manifest(archive, members)
         start = records.unpack_start(manifest["start"])
         version = manifest["version"]
-        keys = ("steps", "rows", "decisions", *(["ranks"] if version > 1 else []))
+        later = [table for table, since in TABLES_SINCE.items() if version >= since]
+        keys = ("steps", "rows", "decisions", *later)
         counts = {key: int(manifest["counts"][key]) for key in keys}
         lengths = sizes(start, **counts, version=version)
         columns = {
@@ -194,8 +206,8 @@ def _read(path: Path, file: BinaryIO, max_bytes: int) -> Trace:
             )
             for name, (dtype, letters) in _columns_of(version).items()
         }
-        if version == 1:
-            columns = _from_1(columns, sizes(start, **counts))
+        if version < VERSION:
+            columns = _from_older(columns, sizes(start, **counts), version)
         events = _read_json(archive, members["events.json"])
     notes = records.unpack_notes(events["notes"])
     decisions = records.unpack_decisions(events["decisions"], columns)
@@ -253,15 +265,17 @@ def _columns_of(version: int) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {
         name: column
         for name, column in COLUMNS.items()
-        if version > 1 or not name.startswith("ranks/")
+        if version >= TABLES_SINCE.get(name.split("/")[0], 1)
     }
 
 
-def _from_1(columns: dict[str, Array], lengths: dict[str, int]) -> dict[str, Array]:
-    """Add what version 1 did not have: the stages between ranks, unreported, and no rank lines."""
+def _from_older(
+    columns: dict[str, Array], lengths: dict[str, int], version: int
+) -> dict[str, Array]:
+    """Add what an older version did not have: empty tables, and stages as unreported."""
     old_SG = columns["steps/stage_ms"]
     stage_ms = np.full((len(old_SG), len(STAGES)), np.nan)
-    stage_ms[:, [STAGES.index(stage) for stage in STAGES_OF[1]]] = old_SG
+    stage_ms[:, [STAGES.index(stage) for stage in STAGES_OF[version]]] = old_SG
     added = {
         name: np.zeros(tuple(lengths[x] for x in letters), dtype)
         for name, (dtype, letters) in COLUMNS.items()

@@ -17,8 +17,10 @@ from engine.events import (
     STAGES,
     Decision,
     Event,
+    Flights,
     RankEvent,
     RequestEvent,
+    Spans,
     StartEvent,
     StepEvent,
     TextEvent,
@@ -87,6 +89,7 @@ def step_event(
             for i in range(min(num_decisions, rows))
         ),
         ranks=tuple(rank_event(start, rank, rng=rng) for rank in range(num_ranks)),
+        spans=spans(rng, 5),
     )
 
 
@@ -94,6 +97,7 @@ def rank_event(start: StartEvent, rank: int, *, rng: np.random.Generator) -> Ran
     """Return what one rank did in a step, as exchanged by `overlapped`."""
     away_D = np.arange(start.num_devices) != rank
     rows_D = rng.integers(0, 9, start.num_devices)
+    layers = len(start.moe_layers)
     return RankEvent(
         rank=rank,
         mode="overlapped",
@@ -104,7 +108,23 @@ def rank_event(start: StartEvent, rank: int, *, rng: np.random.Generator) -> Ran
         transfer_ms=float(rng.random()),
         busy_ms=1.0 + float(rng.random()),
         stage_ms={stage: float(rng.random()) * 0.1 for stage in STAGES},
+        spans=spans(rng, 9),
+        flights=Flights(
+            layers=np.repeat(np.arange(layers), 4).astype(np.int16),
+            parts=np.tile([0, 1], 2 * layers).astype(np.int16),
+            results=np.tile([0, 0, 1, 1], layers).astype(np.uint8),
+            sent_ms=np.arange(4 * layers, dtype=np.float32) * 0.01,
+            arrived_ms=np.arange(4 * layers, dtype=np.float32) * 0.01 + 0.005,
+            rows=rng.integers(0, 9, (4 * layers, start.num_devices)).astype(np.int32),
+        ),
     )
+
+
+def spans(rng: np.random.Generator, count: int) -> Spans:
+    """Return stretches of time in stages, one after another."""
+    ms = rng.random(count).astype(np.float32) * 0.1
+    stages = rng.integers(0, len(STAGES), count).astype(np.uint8)
+    return Spans(stages, (np.cumsum(ms) - ms).astype(np.float32), ms)
 
 
 def decision(

@@ -18,13 +18,15 @@ from engine.events import (
     STAGES,
     ControlEvent,
     Decision,
+    Flights,
     RankEvent,
     RequestEvent,
+    Spans,
     StartEvent,
     StepEvent,
     TextEvent,
 )
-from workbench.trace.schema import COLUMNS, Array, check, sizes
+from workbench.trace.schema import COLUMNS, ENGINE, Array, check, sizes
 
 Note = RequestEvent | TextEvent | ControlEvent
 N = TypeVar("N", RequestEvent, TextEvent, ControlEvent)
@@ -139,17 +141,31 @@ class Trace:
             **rows,
             stage_ms=_reported(self.columns["steps/stage_ms"][index]),
             decisions=self.decisions[own[0] : own[1]],
-            ranks=tuple(self._rank_event(line) for line in range(*lines.tolist())),
+            ranks=tuple(self._rank_event(index, line) for line in range(*lines.tolist())),
+            spans=Spans(**self._part("spans", index, ENGINE)),
         )
 
-    def _rank_event(self, line: int) -> RankEvent:
+    def _part(self, table: str, index: int, rank: int) -> dict[str, Any]:
+        """Return one process's lines of a table in a step, by column."""
+        lines = slice(*np.searchsorted(self.columns[f"{table}/step_index"], [index, index + 1]))
+        mine = self.columns[f"{table}/rank"][lines] == rank
+        names = [name for name in _names(table) if name not in ("step_index", "rank")]
+        return {name: self.columns[f"{table}/{name}"][lines][mine] for name in names}
+
+    def _rank_event(self, index: int, line: int) -> RankEvent:
         values: dict[str, Any] = {
             name: self.columns[f"ranks/{name}"][line] for name in _names("ranks")
         }
         del values["step_index"]
         numbers = {name: values[name].item() for name in _RANK_NUMBERS}
         mode = EXCHANGES[values["mode"]]
-        changed = {"mode": mode, "stage_ms": _reported(values["stage_ms"])}
+        rank = numbers["rank"]
+        changed = {
+            "mode": mode,
+            "stage_ms": _reported(values["stage_ms"]),
+            "spans": Spans(**self._part("spans", index, rank)),
+            "flights": Flights(**self._part("flights", index, rank)),
+        }
         return RankEvent(**values | numbers | changed)
 
     def _of(self, kind: type[N]) -> tuple[N, ...]:
@@ -213,6 +229,19 @@ def _columns(
         "ranks/mode": [_mode(rank) for rank in ranks],
         "ranks/stage_ms": _unreported(ranks),
     }
+    spans = [
+        (index, rank, part)
+        for index, event in enumerate(events)
+        for rank, part in ((ENGINE, event.spans), *((r.rank, r.spans) for r in event.ranks))
+        if len(part.stages)
+    ]
+    flights = [
+        (index, rank.rank, rank.flights)
+        for index, event in enumerate(events)
+        for rank in event.ranks
+        if len(rank.flights.layers)
+    ]
+    values |= _stacked("spans", spans) | _stacked("flights", flights)
     for name in ("rows", "num_bytes", "messages", *_RANK_NUMBERS):
         values[f"ranks/{name}"] = [getattr(rank, name) for rank in ranks]
     for name in _STEP_NUMBERS:
@@ -227,11 +256,28 @@ def _columns(
         rows=sum(e.num_rows for e in events),
         decisions=len(decisions),
         ranks=len(ranks),
+        spans=sum(len(part.stages) for _, _, part in spans),
+        flights=sum(len(part.layers) for _, _, part in flights),
     )
     return {
         name: _fitted(name, values[name], dtype, tuple(lengths[letter] for letter in letters))
         for name, (dtype, letters) in COLUMNS.items()
     }
+
+
+def _stacked(table: str, parts: Sequence[tuple[int, int, Any]]) -> dict[str, Any]:
+    """Return a table's columns from (step, rank, record of columns), one after the other."""
+    names = [name for name in _names(table) if name not in ("step_index", "rank")]
+    found: dict[str, Any] = {
+        f"{table}/{name}": np.concatenate([getattr(part, name) for _, _, part in parts])
+        if parts
+        else []
+        for name in names
+    }
+    lengths = [len(getattr(part, names[0])) for _, _, part in parts]
+    heads = np.array([part[:2] for part in parts], np.int64).reshape(-1, 2)
+    found[f"{table}/step_index"], found[f"{table}/rank"] = np.repeat(heads, lengths, axis=0).T
+    return found
 
 
 def _mode(rank: RankEvent) -> int:
