@@ -113,6 +113,42 @@ def recovery(
         raise typer.Exit(1)
 
 
+@app.command()
+def rebalance(
+    *,
+    ranks: Annotated[int, typer.Option(help="Processes.")] = 4,
+    rebalances: Annotated[int, typer.Option(help="Tables, one after the other.")] = 500,
+    first_mark: Annotated[
+        int, typer.Option(help="Memory is looked at after so many tables and after the last.")
+    ] = 100,
+    idle: Annotated[int, typer.Option(help="Steps afterwards with few rows.")] = 1000,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the routing table hundreds of times under load; exit 1 if an answer was wrong.
+
+    Also if a process grew by more than 2 %, if ranks joined unequal numbers of collectives, or if a
+    table was given up.
+    """
+    from workbench.bench.rebalance import run
+
+    report = run(
+        paths.model_folder(model),
+        ranks=ranks,
+        rebalances=rebalances,
+        first_mark=first_mark,
+        idle=idle,
+    )
+    good = report["flat"] and report["equal_collectives"] and not report["given_up"]
+    if as_json:
+        print_json(report)
+    else:
+        for name, value in report.items():
+            print(f"{name}: {value}")
+    if report["wrong_hashes"] or not good:
+        raise typer.Exit(1)
+
+
 def _show_recovery(report: dict[str, Any]) -> None:
     for number, row in enumerate(report["rows"], 1):
         print(
