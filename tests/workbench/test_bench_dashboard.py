@@ -15,9 +15,13 @@ from workbench.bench.dashboard import cost, frames, process, stage, viewers
 
 
 def test_a_slowdown_compares_a_turn_with_the_turn_before_it():
-    measured = {"1 browser": [{"pairs": [(10.0, 10.1), (20.0, 20.2)]}, {"pairs": [(10.0, 11.0)]}]}
-    by_pair = cost.slowdown(measured, "1 browser")
+    measured = {
+        "1 browser": [{"pairs": [(10.0, 10.1), (20.0, 20.2)]}, {"pairs": [(10.0, 11.0)]}],
+        cost.NOBODY: [{"pairs": [(10.0, 10.02), (10.0, 10.04), (10.0, 10.9)]}],
+    }
+    by_pair = cost.stream_cost(measured, "1 browser")
     assert by_pair == pytest.approx([0.01, 0.01, 0.1])
+    assert cost.slowdown(measured, "1 browser") == pytest.approx([0.006, 0.006, 0.096])
     assert cost.quartiles(by_pair) == pytest.approx((0.01, 0.01, 0.055))
     assert cost.quartiles([0.2]) == (0.2, 0.2, 0.2)
 
@@ -41,6 +45,12 @@ def test_turns_tell_what_an_open_stream_and_the_desk_cost():
     assert len(said["pairs"]) >= 2 and set(said["pairs"]) == {(2.0, 6.0)}
     assert said["viewers"] == 2 and said["tokens_per_s"] > 100 and said["other_threads"] < 0.5
     assert process._turns(Looked(), SimpleNamespace(num_viewers=0), 0.1, 0.02, 7)["pairs"] == []
+
+
+def test_a_stolen_step_is_left_out_and_counted_and_a_slow_one_is_not():
+    turns = [([2.0, 2.0, 9.0], [3.0, 4.0, 3.0]), ([2.0], [3.0, 5.0]), ([2.0], [])]
+    pairs, left_out = process._pairs(turns)
+    assert pairs == [(2.0, pytest.approx(10 / 3)), (2.0, 3.0)] and left_out == (1, 1)
 
 
 def test_a_watched_step_is_compared_with_a_step_of_as_many_rows():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import MachineError, RequestError
-from workbench.bench.dashboard import cost, frames, stage, viewers
+from workbench.bench.dashboard import cost, frames, process, stage, viewers
 from workbench.bench.machine import report
 
 PARTS = ("engine", "frames", "watched")
@@ -77,8 +77,8 @@ def run(
 
 _BASES = {
     "engine": "slowdown = ms of a step of 8 rows with the stream open, what the desk is asked "
-    f"included / the same with the stream shut - 1, in turns of {cost.TURN_S} s; median, lower and "
-    "upper quartile over the pairs of turns",
+    f"included / the same with the stream shut - 1, less the median of that with nobody connected; "
+    f"in turns of {cost.TURN_S} s, median, lower and upper quartile over the pairs of turns; steps over {process.LONG} medians left out",
     "frames": "frames drawn in a second, median over rounds and who looks; low and high of all",
     "first frame": "seconds from asking for the page, or connecting, to the first frame drawn",
     "watched": "ms of a step of 9 rows, one of them watched, less one of 9 rows, none watched",
@@ -115,8 +115,10 @@ def _engine(engine: Any, browser: Any, rounds: int, seconds: float) -> list[Row]
             statistics.median(one[key] for one in rounds_of)
             for key in ("tokens_per_s", "other_threads")
         )
+        long = [sum(side) for side in zip(*(one["long_steps"] for one in rounds_of), strict=True)]
         note = (
-            f"{opened:.3f} ms a step, {shut:.3f} with the stream shut, {len(pairs)} pairs; "
+            f"{opened:.3f} ms a step, {shut:.3f} with the stream shut, {len(pairs)} pairs, "
+            f"{long[1]} long steps left out, {long[0]} shut; "
             f"{tokens:.0f} tokens/s; threads beside the engine's take {threads:.1%} of its core"
         )
         values = cost.quartiles(cost.slowdown(measured, name))

@@ -1,8 +1,8 @@
 """What looking costs the engine's process: steps of the same size, with the stream shut and open.
 
 Each condition is measured in short turns, shut and open, while those who look stay where they are:
-what a shared machine does meanwhile changes slower and falls on both. A shut stream is the base, so
-the cost of the stream itself is in every figure.
+what a shared machine does meanwhile changes slower and falls on both. What the open stream costs
+with nobody connected is taken off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTLE_S = 1.0
 """Between the arrival of those who look and the measurement."""
 WINDOW_EVERY_S = 1.5
 """How often an open page Step asks for the recent past."""
-TURN_S = 0.5
+TURN_S = 0.25
 """How long the stream stays shut, and then open; frames go out every tenth of a second."""
 NOBODY, BASE_EXTRA = "nobody", "one request more, not watched"
 
@@ -31,6 +31,12 @@ Measured = dict[str, list[dict[str, Any]]]
 
 
 def slowdown(measured: Measured, name: str) -> list[float]:
+    """Return by pair of turns how much longer a step takes than with nobody connected, a share."""
+    base = statistics.median(stream_cost(measured, NOBODY) or [0.0])
+    return [cost - base for cost in stream_cost(measured, name)]
+
+
+def stream_cost(measured: Measured, name: str) -> list[float]:
     """Return by pair of turns how much longer a step takes with the stream open, as a share."""
     pairs = [pair for one in measured[name] for pair in one["pairs"]]
     return [opened / shut - 1 for shut, opened in pairs]

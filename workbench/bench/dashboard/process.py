@@ -25,6 +25,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from engine.events import Event, RequestEvent, StepEvent, Tee, TextEvent
@@ -35,6 +36,8 @@ from workbench.lifecycle import end_with_parent
 EXTRAS = ("none", "plain", "watched")
 EXTRA_TOKENS = 64
 """New tokens of an extra request: with its prompt, no more than are recorded."""
+LONG = 1.5
+"""Steps longer than so many medians were stolen: no stage of theirs is slower than the others."""
 INVENTED_STEP_S = 0.02
 INVENTED_DOMAINS = 8
 
@@ -263,15 +266,16 @@ def _turns(
 ) -> dict[str, Any]:
     """Turn the loop for `seconds` with the stream shut and open in turn, so long each.
 
-    What the machine does beside us changes slowly and so falls on both. A shut turn has the step
-    alone; an open one has also what the desk was asked, which goes on in both.
+    What the machine does beside us falls on both. A shut turn has the step alone; an open one has
+    also what the desk was asked, which goes on in both. Steps a shared machine was taken away from
+    are left out and counted: `long_steps`, shut and open.
     """
     gc.collect()
-    pairs: list[tuple[float, float]] = []
+    turns: list[tuple[list[float], list[float]]] = []
     tokens, threads_s, open_s = 0, 0.0, 0.0
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
-        means: list[float | None] = []
+        both: list[list[float]] = []
         for is_open in (False, True):
             work.valve.enabled = is_open
             samples: list[Sample] = []
@@ -282,17 +286,36 @@ def _turns(
                 open_s += time.perf_counter() - turn
                 tokens += sum(sample.new_tokens for sample in samples)
                 threads_s += time.process_time() - process - (time.thread_time() - thread)
-            spent = [_whole(one) if is_open else one.ms for one in _alike(samples, rows)]
-            means.append(statistics.fmean(spent) if spent else None)
-        shut_ms, open_ms = means
-        if shut_ms is not None and open_ms is not None:
-            pairs.append((shut_ms, open_ms))
+            both.append([_whole(one) if is_open else one.ms for one in _alike(samples, rows)])
+        turns.append((both[0], both[1]))
+    pairs, long_steps = _pairs(turns)
     return {
         "pairs": pairs,
+        "long_steps": long_steps,
         "tokens_per_s": tokens / open_s,
         "other_threads": threads_s / open_s,
         "viewers": telemetry.num_viewers,
     }
+
+
+def _pairs(
+    turns: list[tuple[list[float], list[float]]],
+) -> tuple[list[tuple[float, float]], tuple[int, int]]:
+    """Return the mean step of each shut and open turn, and how many long steps were left out."""
+    limits = [
+        LONG * statistics.median(steps) if (steps := list(chain(*side))) else 0.0
+        for side in zip(*turns, strict=True)
+    ]
+    pairs, left_out = [], [0, 0]
+    for turn in turns:
+        kept = []
+        for side, (steps, limit) in enumerate(zip(turn, limits, strict=True)):
+            usual = [ms for ms in steps if ms <= limit]
+            left_out[side] += len(steps) - len(usual)
+            kept.append(usual)
+        if kept[0] and kept[1]:
+            pairs.append((statistics.fmean(kept[0]), statistics.fmean(kept[1])))
+    return pairs, (left_out[0], left_out[1])
 
 
 def _alike(samples: list[Sample], rows: int) -> list[Sample]:
