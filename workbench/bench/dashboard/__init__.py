@@ -77,8 +77,9 @@ def run(
 
 _BASES = {
     "engine": "slowdown = ms of a step of 8 rows with the stream open, what the desk is asked "
-    f"included / the same with the stream shut - 1, less the median of that with nobody connected; "
-    f"in turns of {cost.TURN_S} s, median, lower and upper quartile over the pairs of turns; steps over {process.LONG} medians left out",
+    "included / the same with the stream shut - 1, less the median of that with nobody connected; "
+    f"in turns of {cost.TURN_S} s; median, lower and upper quartile over the pairs of turns; "
+    f"steps over {process.LONG} medians left out",
     "frames": "frames drawn in a second, median over rounds and who looks; low and high of all",
     "first frame": "seconds from asking for the page, or connecting, to the first frame drawn",
     "watched": "ms of a step of 9 rows, one of them watched, less one of 9 rows, none watched",
