@@ -43,6 +43,12 @@ AttentionRanksOption = Annotated[
         help="So many of the ranks own the sequences, the others hold the experts; 0: all do both.",
     ),
 ]
+RunOnOption = Annotated[
+    str,
+    typer.Option(
+        "--run-on", metavar="cpu|cuda", help="cuda gives each rank a GPU of its own; untried."
+    ),
+]
 ExchangeOption = Annotated[
     str,
     typer.Option(
@@ -90,6 +96,7 @@ def open_engine(
     ranks: int = 1,
     exchange: str = "grouped",
     attention_ranks: int = 0,
+    run_on: str = "cpu",
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -109,5 +116,6 @@ def open_engine(
         num_ranks=ranks,
         exchange=exchange,
         attention_ranks=attention_ranks,
+        run_on=run_on,
     )
     return Engine(config, sink=sink)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.load import Assignment, assignments
+from engine.cluster.devices import device_of
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError
 from engine.exchange.group import Group
@@ -250,10 +251,10 @@ class ExpertStore:
     def _blank(self) -> Pair:
         """Return room for one expert, NaN so that what is never filled shows."""
         width, depth = self._model_config.moe_intermediate_size, self._model_config.hidden_size
-        dtype = getattr(torch, self._config.dtype)
+        dtype, device = getattr(torch, self._config.dtype), device_of(self._config, self._me)
         return (
-            torch.full((2 * width, depth), torch.nan, dtype=dtype),
-            torch.full((depth, width), torch.nan, dtype=dtype),
+            torch.full((2 * width, depth), torch.nan, dtype=dtype, device=device),
+            torch.full((depth, width), torch.nan, dtype=dtype, device=device),
         )
 
 

@@ -79,6 +79,7 @@ class Rank:
             model_config.num_kv_heads,
             model_config.head_dim,
             getattr(torch, config.dtype),
+            model.embed.weight.device,
         )
 
     def run(self, work: Work, table: RoutingTable, clock: StageClock) -> Outcome:
@@ -157,7 +158,7 @@ def target_of(config: EngineConfig, model: ModelConfig) -> Target:
         )
     matrix = 2 * model.moe_intermediate_size * model.hidden_size
     return Target(
-        device="cpu",
+        device=config.run_on,
         dtype=config.dtype,
         deterministic=config.deterministic,
         scheme={"model": "native", "int8": "w8a8"}[config.expert_format],

@@ -27,6 +27,7 @@ def load_model(
     num_positions: int,
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
     dispatcher: Dispatcher | None = None,
     store: ExpertStore | None = None,
 ) -> Transformer:
@@ -41,6 +42,7 @@ def load_model(
         faults: its fault points.
         num_positions: longest sequence.
         dtype: of weights and activations; the gates stay in fp32.
+        device: where it computes; None is the CPU.
         dispatcher: moves rows to their experts; None keeps them in this process.
         store: which experts a rank holds; None holds all.
 
@@ -71,6 +73,8 @@ def load_model(
             "damaged, take a good copy."
         )
     model.set_dtype(dtype)
+    if device is not None:
+        model.to(device)
     model.refresh()
     return model
 

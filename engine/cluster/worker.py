@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint.load import read_config
+from engine.cluster.devices import device_of
 from engine.cluster.experts import ExpertStore
 from engine.cluster.messages import (
     Answer,
@@ -78,6 +79,9 @@ class Worker:
     def __init__(self, pipe: Connection, setup: Setup) -> None:
         config = setup.config
         self.pipe, self.setup = pipe, setup
+        self.device = device_of(config, setup.me)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.store = join_store(setup.store_port, config.exchange_timeout_s)
         self.faults = Faults()
         model_config = read_config(config.model)
@@ -91,6 +95,7 @@ class Worker:
             self.faults,
             setup.num_positions,
             dtype=getattr(torch, config.dtype),
+            device=self.device,
             dispatcher=self.dispatcher,
             store=self.experts,
         )
@@ -164,7 +169,7 @@ class Worker:
     def _wanted_logits(self, message: RunStep, outcome: Outcome) -> Any:
         params = [span.draw.params for span in message.work.spans if span.draw]
         wanted = self.setup.config.hash_logits or any(each.logprobs is not None for each in params)
-        return outcome.logits_BV.numpy() if wanted else None
+        return outcome.logits_BV.cpu().numpy() if wanted else None
 
     def _join(self, message: Join) -> None:
         self.dispatcher.join(None)
@@ -191,7 +196,9 @@ class Worker:
 
     def _group(self, store: Any, name: str, number: int, members: Sequence[int]) -> Group:
         timeout_s = self.setup.config.exchange_timeout_s
-        return Group(store, number, members, self.setup.me, timeout_s, name=name)
+        return Group(
+            store, number, members, self.setup.me, timeout_s, name=name, device=self.device
+        )
 
     def _set_fault(self, message: SetFault) -> None:
         if message.fault is None:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from engine.errors import ExchangeError
 
+CPU = torch.device("cpu")
+
 
 class Group:
     """The exchange of one epoch, seen by one member."""
@@ -31,7 +33,7 @@ class Group:
         timeout_s: float,
         *,
         name: str = "exchange",
-        device: str = "cpu",
+        device: torch.device = CPU,
     ) -> None:
         """Join; returns when all members have.
 
@@ -42,17 +44,18 @@ class Group:
             me: which of them this is.
             timeout_s: the longest wait of any operation, seconds.
             name: tells groups of one epoch apart.
-            device: `cpu` or `cuda`.
+            device: on which the rows lie; decides what carries them, see `backend_of`.
 
         Raises:
             ExchangeError: not all members came in time.
         """
         self.epoch, self.members, self.me = epoch, tuple(members), me
-        self.index, self.timeout_s = self.members.index(me), timeout_s
+        self.index, self.timeout_s, self.device = self.members.index(me), timeout_s, device
+        self.backend = backend_of(device)
         keys = dist.PrefixStore(f"{name}/{epoch}", store)  # type: ignore[attr-defined]
         wait = timedelta(seconds=timeout_s)
         try:
-            if device == "cuda":
+            if self.backend == "nccl":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = wait
                 self._pg: Any = dist.ProcessGroupNCCL(keys, self.index, self.size, options)
@@ -106,14 +109,19 @@ class Group:
         """
         out = send.new_empty(sum(receive_rows), *send.shape[1:])
         started = time.perf_counter()
-        works = []
+        works: list[Any] = []
+        one_launch = self.backend == "nccl"  # or NCCL's sends and receives wait for each other
         try:
+            if one_launch:
+                self._pg._start_coalescing(self.device)
             for peer, rows in _spans(receive_rows):
                 if peer != self.index:
                     works += [self._pg.recv([out[row]], peer, tag) for tag, row in enumerate(rows)]
             for peer, rows in _spans(send_rows):
                 if peer != self.index:
                     works += [self._pg.send([send[row]], peer, tag) for tag, row in enumerate(rows)]
+            if one_launch:
+                works = [self._pg._end_coalescing(self.device)]
         except RuntimeError as failed:
             raise self._error(what, started, failed) from failed
         own_from, own_to = (list(_spans(rows))[self.index][1] for rows in (send_rows, receive_rows))
@@ -131,7 +139,8 @@ class Group:
     def meet(self, what: str) -> None:
         """Wait until all members have come here."""
         one = [1] * self.size
-        self.all_to_all(torch.zeros(self.size, 1), one, one, what).wait()
+        zeros = torch.zeros(self.size, 1, device=self.device)
+        self.all_to_all(zeros, one, one, what).wait().tolist()  # the host waits too
 
     def close(self) -> None:
         """Leave at once; whoever still waits for this member gets an error."""
@@ -141,9 +150,20 @@ class Group:
     def _point_to_point(self, do: Any, tensor: Tensor, member: int, tag: int, what: str) -> None:
         started = time.perf_counter()
         try:
-            do([tensor], self.members.index(member), tag).wait(timedelta(seconds=self.timeout_s))
+            self.wait_for(do([tensor], self.members.index(member), tag))
         except RuntimeError as failed:
             raise self._error(what, started, failed) from failed
+
+    def wait_for(self, work: Any) -> None:
+        """Wait for one operation: the host on CPUs, the stream that computes on GPUs.
+
+        A GPU's host goes on; if a member dies, NCCL's watchdog ends the operation after the
+        group's time-out.
+        """
+        if self.backend == "nccl":
+            work.wait()
+        else:
+            work.wait(timedelta(seconds=self.timeout_s))
 
     def _error(self, what: str, started: float, failed: BaseException) -> ExchangeError:
         return ExchangeError(
@@ -174,7 +194,7 @@ class Arrival:
         began = time.perf_counter()
         try:
             for work in self._works:
-                work.wait(timedelta(seconds=self._group.timeout_s))
+                self._group.wait_for(work)
         except RuntimeError as failed:
             raise self._group._error(self._what, self._started, failed) from failed
         self._wait_s += time.perf_counter() - began
@@ -185,6 +205,11 @@ class Arrival:
         """Return the seconds spent in `wait` since the last call of this."""
         waited, self._wait_s = self._wait_s, 0.0
         return waited
+
+
+def backend_of(device: torch.device) -> str:
+    """Return what carries rows that lie on `device`: `nccl` for GPUs, `gloo` for all else."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _spans(rows: Sequence[int]) -> list[tuple[int, range]]:

@@ -124,29 +124,9 @@ def plan(
     )
     table = _improved(load_LE, now, wished)
     moves = moves_between(now, table, topology, lost)
-    before, after = (float(rank_rows(load_LE, t).max(axis=1).sum()) for t in (now, table))
-    gain = 1.0 - after / before if before else 0.0
-    saved = experts_us_per_step * gain
-    transfer_us = topology.all_to_all(*_traffic(moves, expert_bytes, topology)).us
-    payback = math.ceil(transfer_us / saved) if saved > 0 else math.inf
     must = sorted(gone & set(now.rank_of_phy.tolist()))
-    pays, reason = _verdict(len(moves), gain, payback, horizon_steps, must)
-    slots_G = np.bincount(table.rank_of_phy, minlength=now.num_devices)
-    stack_bytes = now.num_layers * expert_bytes
-    return Plan(
-        table=table,
-        moves=moves,
-        imbalance_before=imbalance(load_LE, now),
-        imbalance_after=imbalance(load_LE, table),
-        gain=gain,
-        moved_bytes=len(moves) * expert_bytes,
-        bytes_per_rank=tuple((slots_G * stack_bytes).tolist()),
-        replica_bytes=(table.num_physical - table.num_experts) * stack_bytes,
-        transfer_us=transfer_us,
-        saved_us_per_step=saved,
-        payback_steps=payback,
-        pays=pays,
-        reason=reason,
+    return _judged(
+        load_LE, now, table, moves, topology, expert_bytes, experts_us_per_step, horizon_steps, must
     )
 
 
@@ -182,6 +162,41 @@ def moves_between(
     return tuple(moves)
 
 
+def _judged(
+    load_LE: Load,
+    now: RoutingTable,
+    table: RoutingTable,
+    moves: tuple[Move, ...],
+    topology: Topology,
+    expert_bytes: int,
+    experts_us_per_step: float,
+    horizon_steps: int,
+    must: list[int],
+) -> Plan:
+    """Weigh what a table saves against what moving to it costs; `must` give up their experts."""
+    gain = _gain(load_LE, now, table)
+    saved = experts_us_per_step * gain
+    transfer_us = topology.all_to_all(*_traffic(moves, expert_bytes, topology)).us
+    payback = math.ceil(transfer_us / saved) if saved > 0 else math.inf
+    pays, reason = _verdict(len(moves), gain, payback, horizon_steps, must)
+    bytes_per_rank, replica_bytes = _memory(table, expert_bytes)
+    return Plan(
+        table=table,
+        moves=moves,
+        imbalance_before=imbalance(load_LE, now),
+        imbalance_after=imbalance(load_LE, table),
+        gain=gain,
+        moved_bytes=len(moves) * expert_bytes,
+        bytes_per_rank=bytes_per_rank,
+        replica_bytes=replica_bytes,
+        transfer_us=transfer_us,
+        saved_us_per_step=saved,
+        payback_steps=payback,
+        pays=pays,
+        reason=reason,
+    )
+
+
 def _improved(load_LE: Load, now: RoutingTable, wished: RoutingTable) -> RoutingTable:
     """Leave the layers as they are in which the busiest rank would get no fewer rows."""
     if not np.array_equal(now.rank_of_phy, wished.rank_of_phy):
@@ -195,6 +210,20 @@ def _improved(load_LE: Load, now: RoutingTable, wished: RoutingTable) -> Routing
         now.num_devices,
         version=wished.version,
     )
+
+
+def _gain(load_LE: Load, now: RoutingTable, table: RoutingTable) -> float:
+    """Return `Plan.gain`; 0 without rows."""
+    before, after = (float(rank_rows(load_LE, each).max(axis=1).sum()) for each in (now, table))
+    return 1.0 - after / before if before else 0.0
+
+
+def _memory(table: RoutingTable, expert_bytes: int) -> tuple[tuple[int, ...], int]:
+    """Return (G,) the bytes of each rank's experts, and those of copies beyond the first."""
+    slots_G = np.bincount(table.rank_of_phy, minlength=table.num_devices)
+    stack_bytes = table.num_layers * expert_bytes
+    copies = table.num_physical - table.num_experts
+    return tuple((slots_G * stack_bytes).tolist()), copies * stack_bytes
 
 
 def _has_twins(table: RoutingTable) -> npt.NDArray[np.bool_]:

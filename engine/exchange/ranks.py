@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -220,7 +220,9 @@ class RankDispatcher:
         self.log = [] if keep else None
         self.exchanged = Exchanged.none(table.num_devices)
         if self._shares is None or self._shares.table is not table:
-            self._shares = shares_of(table, self.group.members, self.group.me)
+            shares = shares_of(table, self.group.members, self.group.me)
+            position_of_phy = shares.position_of_phy.to(self.group.device)
+            self._shares = replace(shares, position_of_phy=position_of_phy)
 
     def dispatch(
         self, x_TD: Tensor, phy_ids_TK: Tensor, table: RoutingTable, layer: int, mark: Mark
@@ -272,7 +274,7 @@ class RankDispatcher:
             row_of_N,
             counts_GS.sum(0).tolist(),
             list(range(len(shares.mine))),
-            _by_expert(counts_GS),
+            _by_expert(counts_GS).to(x_TD.device),
             sent,
             received,
             layer,
@@ -323,12 +325,12 @@ class RankDispatcher:
         size, num_mine = self.group.size, len(shares.mine)
         self.collectives += 1
         arrival = self.group.all_to_all(
-            torch.tensor(counts, dtype=torch.int64),
+            torch.tensor(counts, dtype=torch.int64, device=self.group.device),
             shares.slots,
             [num_mine] * size,
             f"counts of layer {layer}",
         )
-        counts_GS = arrival.wait().view(size, num_mine)
+        counts_GS = arrival.wait().view(size, num_mine).cpu()  # the host decides by them
         self.exchanged.wait_s += arrival.take_wait_s()
         for member, slots in zip(self.group.members, shares.slots, strict=True):
             self._book(member, 1, slots * 8)

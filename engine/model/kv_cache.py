@@ -59,12 +59,15 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> None:
         shape = (num_layers, num_blocks + 1, num_kv_heads, block_size, head_dim)
         self.block_size, self.num_kv_heads = block_size, num_kv_heads
         # Not zeroed as a whole: that would touch, and so occupy, memory nobody has asked for yet.
         try:
-            self._keys, self._values = (torch.empty(shape, dtype=dtype) for _ in range(2))
+            self._keys, self._values = (
+                torch.empty(shape, dtype=dtype, device=device) for _ in range(2)
+            )
         except (RuntimeError, TypeError) as refused:  # torch: too much, or beyond 64 bits
             size = 2 * math.prod(shape) * dtype.itemsize
             raise MachineError(

@@ -8,13 +8,11 @@ the L axis of tables and policies; what is refused changes nothing.
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from engine.config import EXCHANGES, one_of, within
@@ -23,6 +21,7 @@ from engine.events import ControlEvent, Sink
 from engine.faults import Fault, Faults
 from engine.routing.policy import LayerPolicy, RoutingPolicy
 from engine.routing.table import RoutingTable
+from engine.runtime.arguments import check_travels, is_number, layer_of, number_of, whole
 from engine.runtime.results import EngineStats
 
 
@@ -96,7 +95,7 @@ class Control:
         Raises:
             RoutingError: ids out of range, or fewer than top_k experts would be left.
         """
-        layer, expert = _layer(layer), _whole("expert", expert)
+        layer, expert = layer_of(layer), whole("expert", expert)
         self._change(lambda policy: policy.ban(layer, expert))
         self._say("ban_expert", layer=layer, expert=expert)
 
@@ -108,7 +107,7 @@ class Control:
         """
         if not isinstance(experts, Iterable):
             raise RoutingError(f"experts ({experts!r}) must be a list of expert ids.")
-        layer, wanted = _layer(layer), [_whole("expert", expert) for expert in experts]
+        layer, wanted = layer_of(layer), [whole("expert", expert) for expert in experts]
 
         def force(policy: RoutingPolicy) -> RoutingPolicy:
             for expert in wanted:
@@ -124,7 +123,7 @@ class Control:
         Raises:
             RoutingError: ids or value out of range.
         """
-        layer, expert, value = _layer(layer), _whole("expert", expert), _number("bias", value)
+        layer, expert, value = layer_of(layer), whole("expert", expert), number_of("bias", value)
         self._change(lambda policy: policy.favour(layer, expert, value))
         self._say("set_bias", layer=layer, expert=expert, value=value)
 
@@ -136,7 +135,7 @@ class Control:
         Raises:
             RoutingError: the bonus is negative or above 100.
         """
-        bonus = _number("bonus", bonus)
+        bonus = number_of("bonus", bonus)
         self._change(lambda policy: policy.smoothed(bonus))
         self._say("set_smoothing", bonus=bonus)
 
@@ -284,12 +283,12 @@ class Control:
                 another process, or the lease is not a positive number of seconds.
             ConfigError: no such rank.
         """
-        if not _is_number(lease_s) or not 0 < lease_s <= 86400:
+        if not is_number(lease_s) or not 0 < lease_s <= 86400:
             raise FaultError(f"lease_s ({lease_s!r}) must be above 0 and at most 86400 seconds.")
         if rank is not None:
             within("rank", rank, 0, self._door.num_ranks - 1)
         if self._door.stages:
-            _check_travels(fault)
+            check_travels(fault)
         with self._lock:
             self._faults.set(point, fault)
             self._leases[point] = time.monotonic() + lease_s
@@ -368,16 +367,6 @@ class Control:
             self._sink.emit(ControlEvent(action, detail, self._table.version, time.time()))
 
 
-def _check_travels(fault: Fault) -> None:
-    try:
-        pickle.dumps(fault)
-    except (pickle.PicklingError, AttributeError, TypeError) as failed:
-        raise FaultError(
-            f"fault ({fault!r:.80}) must be a function of a module, or a partial of one, because "
-            f"it travels to other processes: {failed}."
-        ) from None
-
-
 def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
     return {
         "banned": sorted(policy.banned),
@@ -385,25 +374,3 @@ def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
         "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
         "smoothing": policy.smoothing,
     }
-
-
-def _layer(value: Any) -> int | None:
-    return None if value is None else _whole("layer", value)
-
-
-def _whole(name: str, value: Any) -> int:
-    """Return an id as a plain int, numpy's included; a bool is none."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise RoutingError(f"{name} ({value!r}) must be a whole number.")
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    """Return a plain number, numpy's included; an int stays one, however large."""
-    if not _is_number(value):
-        raise RoutingError(f"{name} ({value!r}) must be a number.")
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -22,20 +22,17 @@ import numpy as np
 import torch
 
 from engine.checkpoint.load import check_fit, read_config
+from engine.cluster.devices import check_devices, device_of
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
-from engine.config import EngineConfig, ModelConfig, SamplingParams
-from engine.errors import CheckpointError, ConfigError, RequestError
+from engine.config import EngineConfig, SamplingParams
+from engine.errors import RequestError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import bind
-from engine.model.sampler import logprobs
 from engine.model.step import StageClock
-from engine.model.tokenizer import Tokenizer
-from engine.routing.placement import contiguous
-from engine.routing.policy import RoutingPolicy
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
@@ -44,11 +41,13 @@ from engine.runtime.canary import Canary
 from engine.runtime.control import Control, Door
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
+from engine.runtime.outbox import Outbox
 from engine.runtime.ranked import RankedRunner
-from engine.runtime.results import Completion, EngineStats, RequestOutput, completion_of
+from engine.runtime.results import Completion, EngineStats, RequestOutput
 from engine.runtime.runner import Runner, StepResult
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
+from engine.runtime.start import max_model_len, routing, tokenizer_of
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
@@ -69,21 +68,17 @@ class Engine:
         Raises:
             CheckpointError: the model folder is missing, damaged or does not fit its config.
             ConfigError: an option does not fit the model.
-            MachineError: the KV cache asks for more memory than there is.
+            MachineError: the KV cache asks for more memory than there is, or ranks for more GPUs.
         """
         if config.num_ranks > 1:
             config = replace(config, num_devices=config.num_ranks)
         self.config = config
         self.sink: Sink = sink or NullSink()
         self.faults = faults or Faults()
+        check_devices(config)
         self.model_config = model = read_config(config.model)
-        self.max_model_len = _max_model_len(config, model.max_position_embeddings)
-        self.tokenizer = Tokenizer(config.model)
-        if self.tokenizer.vocab_size > model.vocab_size:
-            raise CheckpointError(
-                f"{config.model}: the tokenizer has ids up to {self.tokenizer.vocab_size - 1}, but "
-                f"config.json says vocab_size {model.vocab_size}; they belong to two models."
-            )
+        self.max_model_len = max_model_len(config, model.max_position_embeddings)
+        self.tokenizer = tokenizer_of(config, model)
         # No sequence outgrows the cache, however long a text the config allows.
         num_positions = min(self.max_model_len, config.num_blocks * config.block_size)
         # The files are held against the config before any memory is taken by its word.
@@ -93,41 +88,26 @@ class Engine:
         else:
             check_fit(config.model, model)
         self._roles = Roles(config.attention_ranks)
-        holders = self._roles.holders(range(config.num_devices))
-        table, policy = _routing(model, config.num_devices, holders)
+        table, policy = routing(model, config)
         self._scheduler = Scheduler(config)
         self._admission = Admission(
             config, self.tokenizer, model.vocab_size, self.max_model_len, self._homes
         )
         self._announcer = Announcer(self.sink, config, model)
+        self._outbox = Outbox(config, model.eos_token_ids, self._scheduler, self._announcer)
         door = Door(config.num_ranks)
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
-        self._eos_token_ids = model.eos_token_ids
         self._request_ids = itertools.count()
         self._steps = 0
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
+        self._runner: Runner | RankedRunner
         self._ranks: Ranks | None = None
         self._membership: Membership | None = None
         if own is not None:
-            self._runner: Runner | RankedRunner = Runner(own)
+            self._runner = Runner(own)
         else:
-            self._ranks = Ranks(config, num_positions, table)
-            self._runner = runner = RankedRunner(self._ranks, config)
-            canary = Canary(runner, config, model)
-            migration = Migration(
-                self._ranks, self.control, canary, self.faults, config.migration_deadline_s
-            )
-            self._membership = Membership(
-                self._ranks,
-                runner,
-                self._scheduler,
-                self.control,
-                migration,
-                door.orders,
-                self._roles,
-            )
-        self._unread: list[RequestOutput] = []
+            self._on_ranks(Ranks(config, num_positions, table), door)
         self._announcer.start(table)
 
     @property
@@ -145,7 +125,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running, or has an output that nobody has taken."""
-        return bool(self._scheduler.running or self._scheduler.waiting or self._unread)
+        return bool(self._scheduler.running or self._scheduler.waiting or self._outbox)
 
     def add(
         self,
@@ -181,8 +161,7 @@ class Engine:
         What `finish` and `generate` came by of other requests is returned first.
         """
         self._advance()
-        outputs, self._unread = self._unread, []
-        return outputs
+        return self._outbox.read()
 
     def _advance(self) -> None:
         """Run one forward pass, if there is work."""
@@ -201,7 +180,7 @@ class Engine:
             if result is None:
                 return
             self._account(schedule.chunks)
-            self._take_tokens(result)
+            self._outbox.take(result)
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.bad_rows
@@ -232,7 +211,7 @@ class Engine:
             RequestError: one of them is not under way: its end was returned by `step` or here
                 before, or it was never added. Nothing is run then.
         """
-        wanted, under_way = set(request_ids), self._under_way()
+        wanted, under_way = set(request_ids), self._outbox.under_way()
         if gone := [request_id for request_id in request_ids if request_id not in under_way]:
             raise RequestError(
                 f"request {gone[0]} is not under way, so it cannot be finished; it has ended and "
@@ -246,9 +225,9 @@ class Engine:
                 seen += outputs
                 done |= {o.request_id: o.completion for o in outputs if o.completion}
         except BaseException:
-            self._unread[:0] = seen
+            self._outbox.put_back(seen)
             raise
-        self._unread[:0] = [output for output in seen if output.request_id not in wanted]
+        self._outbox.put_back(out for out in seen if out.request_id not in wanted)
         return [done[request_id] for request_id in request_ids]
 
     def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:
@@ -271,7 +250,7 @@ class Engine:
                     rows.append(self._runner.all_logits(schedule, self.table, in_force))
         finally:
             self._scheduler.remove(sequence)
-        return np.asarray(torch.cat(rows).numpy())
+        return np.asarray(torch.cat(rows).cpu().numpy())
 
     def weights_sha256(self) -> str:
         """Hash every parameter as it stands in memory, for proofs that none has changed."""
@@ -297,9 +276,8 @@ class Engine:
 
     def close(self) -> None:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
-        for sequence in (*self._scheduler.running, *self._scheduler.waiting):
-            self._end(sequence, "aborted", "", ())
-        self._unread.clear()
+        self._outbox.abort()
+        self._outbox.read()
         if self._ranks:
             self._ranks.close()
 
@@ -347,8 +325,20 @@ class Engine:
             self.faults,
             num_positions,
             dtype=getattr(torch, config.dtype),
+            device=device_of(config, 0),
         )
         return Rank(transformer.eval(), self.model_config, config, self.faults)
+
+    def _on_ranks(self, ranks: Ranks, door: Door) -> None:
+        """Let other processes run the steps."""
+        config, control = self.config, self.control
+        self._ranks, self._runner = ranks, RankedRunner(ranks, config)
+        canary = Canary(self._runner, config, self.model_config)
+        deadline_s = config.migration_deadline_s
+        migration = Migration(ranks, control, canary, self.faults, deadline_s)
+        self._membership = Membership(
+            ranks, self._runner, self._scheduler, control, migration, door.orders, self._roles
+        )
 
     def _homes(self) -> SequenceOf[int]:
         """Return the devices that can own sequences."""
@@ -376,67 +366,10 @@ class Engine:
         self._scheduler.add(sequence)
         return sequence.request_id
 
-    def _take_tokens(self, result: StepResult) -> None:
-        """Give each sequence its new token and end those that are done."""
-        for index, (chunk, token_id) in enumerate(result.sampled):
-            sequence = chunk.sequence
-            if self.config.hash_logits:
-                assert result.logits_BV is not None
-                sequence.hash_logits(result.logits_BV[index].numpy())
-            if sequence.max_tokens == 0:
-                self._end(sequence, "length", "", ())
-                continue
-            sequence.token_ids.append(token_id)
-            if sequence.params.logprobs is not None:
-                assert result.logits_BV is not None
-                logits_V = result.logits_BV[index]
-                sequence.logprobs.append(logprobs(logits_V, token_id, sequence.params.logprobs))
-            delta = sequence.detokenizer.push(token_id)
-            reason = self._finish_reason(sequence, token_id)
-            if reason:
-                self._end(sequence, reason, delta, (token_id,))
-            else:
-                self._put_out(sequence, delta, (token_id,))
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> str | None:
-        ends = token_id in self._eos_token_ids and not sequence.params.ignore_eos
-        if ends or sequence.detokenizer.stopped:
-            return "stop"
-        return "length" if sequence.num_output >= sequence.max_tokens else None
-
-    def _end(self, sequence: Sequence, reason: str, delta: str, token_ids: tuple[int, ...]) -> None:
-        sequence.finish_reason = reason
-        delta += sequence.detokenizer.flush()
-        self._scheduler.remove(sequence)
-        self._announcer.request(sequence, "aborted" if reason == "aborted" else "finished")
-        self._put_out(sequence, delta, token_ids)
-
-    def _put_out(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> None:
-        self._announcer.text(sequence, delta)
-        self._unread.append(
-            RequestOutput(
-                sequence.request_id,
-                sequence.label,
-                delta,
-                token_ids,
-                tuple(sequence.logprobs[-len(token_ids) :]) if token_ids else (),
-                sequence.is_finished,
-                completion_of(sequence) if sequence.is_finished else None,
-            )
-        )
-
-    def _under_way(self) -> set[int]:
-        """Return the requests whose end nobody has seen."""
-        living = (*self._scheduler.running, *self._scheduler.waiting)
-        ended = (output.request_id for output in self._unread if output.finished)
-        return {sequence.request_id for sequence in living} | set(ended)
-
     def _abort_asked(self) -> None:
-        while self._to_abort:
-            request_id = self._to_abort.popleft()
-            for sequence in (*self._scheduler.running, *self._scheduler.waiting):
-                if sequence.request_id == request_id:
-                    self._end(sequence, "aborted", "", ())
+        wanted = {self._to_abort.popleft() for _ in range(len(self._to_abort))}
+        if wanted:
+            self._outbox.abort(wanted)
 
     def _account(self, chunks: list[Chunk]) -> None:
         """Move each sequence's marks past the rows that have run."""
@@ -460,24 +393,3 @@ class Engine:
         finally:
             if threads and threads != before:
                 torch.set_num_threads(before)
-
-
-def _routing(
-    model: ModelConfig, num_devices: int, holders: SequenceOf[int]
-) -> tuple[RoutingTable, RoutingPolicy]:
-    """Return the table and the policy an engine starts with; a dense model's have no layers."""
-    num_layers = len(model.moe_layers)
-    num_experts = max(1, model.num_experts)
-    policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
-    return contiguous(num_layers, num_experts, num_devices, holders=holders), policy
-
-
-def _max_model_len(config: EngineConfig, trained: int) -> int:
-    if config.max_model_len is None:
-        return trained
-    if config.max_model_len > trained:
-        raise ConfigError(
-            f"max_model_len ({config.max_model_len}) must be at most {trained}, the longest text "
-            "the model was trained for."
-        )
-    return config.max_model_len

@@ -22,8 +22,8 @@ LEAST_EXCESS_MS = 10.0
 LEAST_RATIO = 3.0
 """How many times the others' median a rank must take, by time and by row."""
 
-COMPUTE_STAGES = ("experts", "attention")
-SEND_STAGES = ("dispatch",)
+KINDS = {"experts": "compute", "attention": "compute", "dispatch": "communication"}
+"""What it means when a rank is slow in a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,21 @@ class Stragglers:
     def named(self) -> Straggler | None:
         """Return who holds up the others, or None.
 
-        A rank that takes longer because more rows came to it takes no longer per row and is not
-        named: that is load, not slowness.
+        A rank that takes longer because more rows came to its experts, or because more tokens
+        live on it, takes no longer per row and is not named: that is load, not slowness.
         """
         if len(self._steps) < LEAST_STEPS:
             return None
         ranks = [event.rank for event in self._steps[-1]]
-        rows_G = np.maximum(np.mean([_rows_run(step) for step in self._steps], axis=0), 1)
+        run_G, sent_G = (
+            np.maximum(np.mean([count(step) for step in self._steps], axis=0), 1)
+            for count in (_rows_run, _rows_sent)
+        )
         waits_G = np.median([[r.wait_ms + r.transfer_ms for r in s] for s in self._steps], axis=0)
         found = []
-        for kind, stages in (("compute", COMPUTE_STAGES), ("communication", SEND_STAGES)):
-            spent_G = np.median(
-                [[sum(r.stage_ms[stage] for stage in stages) for r in s] for s in self._steps],
-                axis=0,
-            )
+        for stage, kind in KINDS.items():
+            rows_G = run_G if stage == "experts" else sent_G
+            spent_G = np.median([[r.stage_ms[stage] for r in s] for s in self._steps], axis=0)
             index = int(spent_G.argmax())
             excess_ms = spent_G[index] - _others(spent_G, index)
             slower = _ratio(spent_G, index)
@@ -89,6 +90,11 @@ def _rows_run(step: Sequence[RankEvent]) -> Float64:
     """Return by rank the rows its experts ran, whoever sent them."""
     received = np.sum([event.rows for event in step], axis=0)
     return np.array([received[event.rank] for event in step], dtype=np.float64)
+
+
+def _rows_sent(step: Sequence[RankEvent]) -> Float64:
+    """Return by rank the rows its own tokens sent, which are as many for each token."""
+    return np.array([event.rows.sum() for event in step], dtype=np.float64)
 
 
 def _others(values_G: Float64, index: int) -> float:

@@ -46,6 +46,15 @@ def test_nobody_is_named_on_healthy_ranks_nor_for_having_more_rows() -> None:
     assert named is not None and (named.rank, named.kind) == (1, "compute")
 
 
+def test_a_rank_on_which_more_tokens_live_is_not_slow() -> None:
+    even, busy = [20.0] * 4, [20.0, 200.0, 20.0, 20.0]
+    more = [_step([100] * 4, even, attention_ms=busy, tokens=[5, 50, 5, 5]) for _ in range(20)]
+    assert _named(more) is None
+    slow = [_step([100] * 4, even, attention_ms=busy, tokens=[5, 5, 5, 5]) for _ in range(20)]
+    named = _named(slow)
+    assert named is not None and (named.rank, named.kind) == (1, "compute")
+
+
 def test_too_few_steps_name_nobody() -> None:
     assert _named([_step([9, 9, 9, 9], [1.0, 900.0, 1.0, 1.0])] * 4) is None
 
@@ -62,19 +71,33 @@ def _named(steps: list[StepEvent]) -> Any:
     return watch.named()
 
 
-def _step(rows: list[int], experts_ms: list[float]) -> StepEvent:
-    """Make a step in which rank g ran `rows[g]` rows in `experts_ms[g]`."""
+def _step(
+    rows: list[int],
+    experts_ms: list[float],
+    *,
+    attention_ms: list[float] | None = None,
+    tokens: list[int] | None = None,
+) -> StepEvent:
+    """Make a step in which rank g ran `rows[g]` rows in `experts_ms[g]`.
+
+    `tokens[g]` of all tokens live on it; as many on each when not given.
+    """
+    shares = np.array(tokens or [1] * len(rows)) / sum(tokens or [1] * len(rows))
     ranks = tuple(
         RankEvent(
             rank=rank,
             mode="grouped",
-            rows=np.array(rows) // len(rows),
+            rows=np.round(np.array(rows) * shares[rank]).astype(np.int64),
             num_bytes=np.zeros(len(rows), dtype=np.int64),
             messages=np.zeros(len(rows), dtype=np.int64),
             wait_ms=max(experts_ms) - experts_ms[rank],
             transfer_ms=0.0,
             busy_ms=experts_ms[rank],
-            stage_ms=dict.fromkeys(STAGES, 0.0) | {"experts": experts_ms[rank]},
+            stage_ms=dict.fromkeys(STAGES, 0.0)
+            | {
+                "experts": experts_ms[rank],
+                "attention": attention_ms[rank] if attention_ms else 1.0,
+            },
         )
         for rank in range(len(rows))
     )

@@ -101,7 +101,7 @@ def run(
         for mode in EXCHANGES[seed % len(EXCHANGES) :] + EXCHANGES[: seed % len(EXCHANGES)]
     ]
     samples: dict[tuple[str, int], list[list[Sample]]] = defaultdict(list)
-    for turn, sample in zip(turns, _exchanged(turns, ranks, hidden), strict=True):
+    for turn, sample in zip(turns, exchanged(turns, ranks, hidden), strict=True):
         if turn.seed:  # the first round warms up
             samples[turn.mode, turn.tokens].append(sample)
     machine = _machine(ranks)
@@ -162,7 +162,9 @@ def _parts(mode: str, homes_T: Int, ranks: int) -> list[Int]:
     return [np.arange(len(homes_T))]
 
 
-def _exchanged(turns: list[Turn], ranks: int, hidden: int) -> list[list[Sample]]:
+def exchanged(
+    turns: list[Turn], ranks: int, hidden: int, device: str = "cpu"
+) -> list[list[Sample]]:
     """Take every turn on `ranks` processes; returns for each turn a sample of every rank."""
     context = multiprocessing.get_context("spawn")
     store = host_store()
@@ -171,7 +173,9 @@ def _exchanged(turns: list[Turn], ranks: int, hidden: int) -> list[list[Sample]]
         for me in range(ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_rank, args=(theirs, store.port, me, ranks, hidden, turns), daemon=True
+                target=_rank,
+                args=(theirs, store.port, me, ranks, hidden, turns, device),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -195,17 +199,27 @@ def _exchanged(turns: list[Turn], ranks: int, hidden: int) -> list[list[Sample]]
             process.kill()
 
 
-def _rank(pipe: Connection, port: int, me: int, ranks: int, hidden: int, turns: list[Turn]) -> None:
+def _rank(
+    pipe: Connection,
+    port: int,
+    me: int,
+    ranks: int,
+    hidden: int,
+    turns: list[Turn],
+    kind: str,
+) -> None:
     """Take every turn as one rank; the target of the processes."""
     torch.set_num_threads(1)
     try:
-        group = Group(join_store(port, TIMEOUT_S), 1, range(ranks), me, TIMEOUT_S)
+        device = torch.device("cpu") if kind == "cpu" else torch.device(kind, me)
+        store = join_store(port, TIMEOUT_S)
+        group = Group(store, 1, range(ranks), me, TIMEOUT_S, device=device)
         dispatcher = RankDispatcher(
-            bind(Target(device="cpu", dtype="float32", deterministic=False)), Faults()
+            bind(Target(device=kind, dtype="float32", deterministic=False)), Faults()
         )
         dispatcher.join(group)
         with torch.inference_mode():
-            pipe.send([_take(turn, dispatcher, group, hidden) for turn in turns])
+            pipe.send([take(turn, dispatcher, group, hidden) for turn in turns])
     except ExchangeError as failed:
         pipe.send(str(failed))
     with suppress(EOFError, OSError):
@@ -213,28 +227,36 @@ def _rank(pipe: Connection, port: int, me: int, ranks: int, hidden: int, turns: 
     os._exit(0)  # a collective that never finishes would keep its threads alive
 
 
-def _take(turn: Turn, dispatcher: RankDispatcher, group: Group, hidden: int) -> Sample:
+def take(turn: Turn, dispatcher: RankDispatcher, group: Group, hidden: int) -> Sample:
     """Dispatch and combine one layer's rows once."""
     ranks = group.size
     homes_T, ids_TK = routing(turn.tokens, ranks, turn.seed)
-    mine_TK = torch.from_numpy(ids_TK[homes_T == group.me])
-    x_TD = torch.full((len(mine_TK), hidden), float(group.me))
-    weights_TK = torch.full(mine_TK.shape, 1 / TOP_K)
+    device = group.device
+    mine_TK = torch.from_numpy(ids_TK[homes_T == group.me]).to(device)
+    x_TD = torch.full((len(mine_TK), hidden), float(group.me), device=device)
+    weights_TK = torch.full(mine_TK.shape, 1 / TOP_K, device=device)
     table = contiguous(1, EXPERTS, ranks)
     most = -(-turn.tokens // ranks)
     dispatcher.begin(turn.mode, [1] * len(mine_TK), most, table)
-    one = torch.zeros(ranks, 1)
-    group.all_to_all(one, [1] * ranks, [1] * ranks, "the common start").wait()
+    group.meet("the common start")
+    finish(device)
     began = time.perf_counter()
     returns = []
     for flight in dispatcher.dispatch(x_TD, mine_TK, table, 0, _no_clock):
         rows_RD, handle = flight.arrive()
         returns.append(dispatcher.combine(rows_RD, weights_TK[flight.part], handle, table))
     y_TD = torch.cat([result.arrive() for result in returns])
+    finish(device)
     ms = (time.perf_counter() - began) * 1e3
     assert torch.equal(y_TD, x_TD), "rows did not come home as they left"
     exchanged = dispatcher.exchanged
     return Sample(ms, int(exchanged.messages_G.sum()), int(exchanged.bytes_G.sum()))
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done what it was told; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _no_clock(stage: str) -> None:

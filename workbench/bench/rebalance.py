@@ -104,12 +104,23 @@ def run(
         after_tables = collectives(engine)
         load.idle(idle)
         after_idle = collectives(engine)
+    return {"ranks": ranks, "seconds": round(seconds, 1)} | report(
+        tables, load, marks, after_tables, after_idle
+    )
+
+
+def report(
+    tables: Tables,
+    load: Load,
+    marks: list[dict[str, int]],
+    after_tables: dict[str, int],
+    after_idle: dict[str, int],
+) -> dict[str, Any]:
+    """Sum up: memory at the first and the last mark, collectives after tables and idle steps."""
     growth = {name: marks[-1][name] / marks[0][name] - 1 for name in marks[0]}
     return {
-        "ranks": ranks,
         "rebalances": tables.published,
         "given_up": tables.given_up,
-        "seconds": round(seconds, 1),
         "moved_bytes": tables.moved_bytes,
         "read_bytes": tables.read_bytes,
         "completions": load.completions,

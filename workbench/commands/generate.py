@@ -20,6 +20,7 @@ from workbench.options import (
     ModelOption,
     PrecisionOption,
     RanksOption,
+    RunOnOption,
     SeedOption,
     open_engine,
 )
@@ -72,6 +73,7 @@ def generate(
     devices: DevicesOption = 1,
     ranks: RanksOption = 1,
     attention_ranks: AttentionRanksOption = 0,
+    run_on: RunOnOption = "cpu",
     exchange: ExchangeOption = "grouped",
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
@@ -114,6 +116,8 @@ def generate(
         expert_format=precision,
         ranks=ranks,
         exchange=exchange,
+        attention_ranks=attention_ranks,
+        run_on=run_on,
     )
 
 

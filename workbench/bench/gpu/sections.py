@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from workbench.bench.gpu import ceilings, correctness, gate, large, layer, tuning
+from workbench.bench.gpu import ceilings, correctness, gate, large, layer, ranks, tuning
 from workbench.bench.gpu.setting import Setting
 from workbench.bench.gpu.shapes import SHAPES
 
@@ -76,5 +76,6 @@ SECTIONS = (
         for number, name in enumerate(SHAPES)
     ),
     Section(name="gate", run=gate.run, wave=9, seconds=12),
+    Section(name="ranks", run=ranks.run, wave=10, seconds=20),
 )
 BY_NAME = {section.name: section for section in SECTIONS}

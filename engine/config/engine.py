@@ -1,0 +1,134 @@
+"""How one engine runs a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config.checks import at_least, number, one_of, within
+from engine.config.sampling import MAX_SEED
+from engine.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16")
+EXPERT_FORMATS = ("model", "int8")
+MAX_DEVICES = 1024
+MAX_RANKS = 64
+DEVICES = ("cpu", "cuda")
+EXCHANGES = ("naive", "request", "grouped", "overlapped")
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How one engine runs a model."""
+
+    model: str | Path
+    """Folder with config.json, safetensors and tokenizer.json."""
+    dtype: str = "float32"
+    """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
+    expert_format: str = "model"
+    """Number format of the experts: `model` is `dtype`; `int8` quantises their weights by output
+    channel at load and their rows, one by one, as they come (W8A8). All else stays in `dtype`."""
+    deterministic: bool = False
+    """Bitwise equal logits whatever else is in the batch; fp32 only, about 4 times slower."""
+    num_devices: int = 1
+    """Logical devices over which experts and sequences are spread, in this one process."""
+    num_ranks: int = 1
+    """Processes over which they are spread; above 1, each is a device."""
+    run_on: str = "cpu"
+    """`cpu`, or `cuda`: each rank on a GPU of its own, which has not been tried on one yet."""
+    attention_ranks: int = 0
+    """Of the ranks, so many, the first ones, own the sequences and the others hold the experts; 0:
+    every rank does both."""
+    exchange: str = "grouped"
+    """How ranks exchange rows: `naive`, `request`, `grouped` or `overlapped`."""
+    small_batch_rows: int = 8
+    """Steps with fewer rows, over all ranks, are exchanged request by request; 0 never."""
+    exchange_timeout_s: float = 10.0
+    """Longest wait for other ranks in one exchange."""
+    heartbeat_timeout_s: float = 3.0
+    """A rank without a sign of life for so long is given up."""
+    migration_deadline_s: float = 30.0
+    """A new table is given up when a rank has not gathered its experts by then."""
+    max_running: int = 64
+    """Most sequences in one step."""
+    max_step_tokens: int = 256
+    """Most rows in one step; longer prompts are prefilled in chunks."""
+    block_size: int = 16
+    """Tokens in one block of the KV cache."""
+    num_blocks: int = 2048
+    """Blocks of the KV cache, shared by all sequences."""
+    max_model_len: int | None = None
+    """Longest prompt + output in tokens; None takes the model's own limit."""
+    num_threads: int | None = None
+    """Threads of one product; None leaves torch's setting, deterministic mode takes 1."""
+    seed: int = 0
+    """Base of the seeds of requests that bring none."""
+    hash_logits: bool = False
+    """Whether completions carry a SHA-256 over the logits they were sampled from."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise ConfigError(f"model ({self.model!r}) must name a folder with config.json.")
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("expert_format", self.expert_format, EXPERT_FORMATS)
+        for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
+            at_least(name, getattr(self, name), 1)
+        within("num_devices", self.num_devices, 1, MAX_DEVICES)
+        within("num_ranks", self.num_ranks, 1, MAX_RANKS)
+        if self.num_ranks > 1 and self.num_devices not in (1, self.num_ranks):
+            raise ConfigError(
+                f"num_devices ({self.num_devices}) must be left at 1 with num_ranks "
+                f"({self.num_ranks}): each rank is a device."
+            )
+        if self.attention_ranks:
+            if self.num_ranks == 1:
+                raise ConfigError(
+                    f"attention_ranks ({self.attention_ranks}) must be 0 in one process; give it "
+                    "ranks (--ranks)."
+                )
+            within("attention_ranks", self.attention_ranks, 0, self.num_ranks - 1)
+        at_least("attention_ranks", self.attention_ranks, 0)
+        one_of("run_on", self.run_on, DEVICES)
+        one_of("exchange", self.exchange, EXCHANGES)
+        at_least("small_batch_rows", self.small_batch_rows, 0)
+        for name in ("exchange_timeout_s", "heartbeat_timeout_s", "migration_deadline_s"):
+            if not 0 < number(name, getattr(self, name)) <= 3600:
+                raise ConfigError(
+                    f"{name} ({getattr(self, name)}) must be above 0 and at most 3600 seconds."
+                )
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 1)
+        if self.num_threads is not None:
+            within("num_threads", self.num_threads, 1, MAX_THREADS)
+        within("seed", self.seed, 0, MAX_SEED)
+        if self.deterministic and self.dtype != "float32":
+            raise ConfigError(
+                f"dtype ({self.dtype}) must be float32 in deterministic mode; "
+                "drop --deterministic or take --dtype float32."
+            )
+        if self.deterministic and self.expert_format != "model":
+            raise ConfigError(
+                f"expert_format ({self.expert_format}) must be model in deterministic mode, which "
+                "runs in fp32; drop one of the two."
+            )
+        if self.deterministic and self.num_threads not in (None, 1):
+            raise ConfigError(
+                f"num_threads ({self.num_threads}) must be 1 in deterministic mode, because a "
+                "product's order of summation changes with its threads."
+            )
+
+    @property
+    def number_format(self) -> str:
+        """The format that experts run rows in, as recorded with each decision."""
+        return self.dtype if self.expert_format == "model" else self.expert_format
+
+    @property
+    def scheme(self) -> str:
+        """The number formats in force, in words."""
+        if self.expert_format == "model":
+            return f"all in {self.dtype}, the gate in float32"
+        return (
+            "experts in int8 (W8A8: weights with one scale an output channel, rows with one scale "
+            f"each), all else in {self.dtype}, the gate in float32"
+        )

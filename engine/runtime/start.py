@@ -1,0 +1,51 @@
+"""What an engine starts with: its limits, its tables, and who runs its steps."""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import CheckpointError, ConfigError
+from engine.model.tokenizer import Tokenizer
+from engine.routing.placement import contiguous
+from engine.routing.policy import RoutingPolicy
+from engine.routing.survivors import Roles
+from engine.routing.table import RoutingTable
+
+
+def routing(model: ModelConfig, config: EngineConfig) -> tuple[RoutingTable, RoutingPolicy]:
+    """Return the table and the policy an engine starts with; a dense model's have no layers."""
+    num_layers = len(model.moe_layers)
+    num_experts = max(1, model.num_experts)
+    policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
+    holders = Roles(config.attention_ranks).holders(range(config.num_devices))
+    return contiguous(num_layers, num_experts, config.num_devices, holders=holders), policy
+
+
+def max_model_len(config: EngineConfig, trained: int) -> int:
+    """Return the longest text, in tokens.
+
+    Raises:
+        ConfigError: the config asks for more than the model was trained for.
+    """
+    if config.max_model_len is None:
+        return trained
+    if config.max_model_len > trained:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) must be at most {trained}, the longest text "
+            "the model was trained for."
+        )
+    return config.max_model_len
+
+
+def tokenizer_of(config: EngineConfig, model: ModelConfig) -> Tokenizer:
+    """Return the model's tokenizer.
+
+    Raises:
+        CheckpointError: it has more ids than the model.
+    """
+    tokenizer = Tokenizer(config.model)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise CheckpointError(
+            f"{config.model}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, but "
+            f"config.json says vocab_size {model.vocab_size}; they belong to two models."
+        )
+    return tokenizer
