@@ -118,6 +118,17 @@ class RouterConfig:
             return False
         return self.score != "softmax" or (self.renormalise and self.eps == 0.0)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a softmax over the chosen logits and nothing besides (Mixtral, Qwen3)."""
+        return (
+            self.score == "softmax"
+            and self.renormalise
+            and self.weighs_logits
+            and self.scale == 1.0
+            and not self.logit_bias
+        )
+
     def check(self, num_experts: int) -> None:
         """Raise `ConfigError` unless top_k and the groups fit `num_experts`."""
         if self.top_k > num_experts:

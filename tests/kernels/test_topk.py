@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError, KernelError
-from engine.kernels import reference
+from engine.kernels import reference, topk
 from engine.kernels.router import RouterConfig
 from engine.kernels.tiled import topk as tiled_topk
 from engine.kernels.topk import route
@@ -52,6 +52,25 @@ def test_weights_of_a_small_row_are_those_of_the_docstring(path):
     assert scaled == pytest.approx([1.6098, 0.5922], abs=1e-4)
     assert plain == pytest.approx([0.6439, 0.2369], abs=1e-4)
     assert normal == pytest.approx([0.7311, 0.2689], abs=1e-4)
+
+
+@pytest.mark.parametrize("explain", [True, False])
+def test_few_rows_are_chosen_to_the_last_bit_as_many_are(monkeypatch, explain):
+    plain = logits_of(6, 60)
+    tied, broken = plain.clone(), plain.clone()
+    tied[2, 7] = tied[2].max()
+    broken[3, 1], broken[4, 0] = math.nan, -math.inf
+    for logits in (plain, tied, broken, plain[:, :4], plain[:0]):
+        for k in (1, 4):
+            for router in (RouterConfig.softmax(k, renormalise=True), RouterConfig.llama4(k)):
+                with monkeypatch.context() as patch:
+                    patch.setattr(topk, "_KEYS_FROM", 0)
+                    wanted = route(logits, router, explain=explain)
+                found = route(logits, router, explain=explain)
+                for one, other in zip(found, wanted, strict=True):
+                    same = torch.equal(one, other) if torch.is_tensor(one) else one == other
+                    assert same
+    assert route(broken, RouterConfig.softmax(2, renormalise=True)).bad_rows == 2
 
 
 def test_the_oracle_check_fails_for_wrong_choices():
