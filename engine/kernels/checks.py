@@ -45,6 +45,18 @@ def has_values(name: str, tensor: Tensor) -> None:
         )
 
 
+def no_gradient(**tensors: Tensor) -> None:
+    """Require that nobody waits for a gradient, where a kernel computes none."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise KernelError(
+                f"{name} {describe(tensor)} requires a gradient but this kernel computes none; "
+                f"call it under torch.no_grad()."
+            )
+
+
 def rank(name: str, value: Tensor, axes: str) -> None:
     """Require a dense tensor with as many dimensions as `axes`, such as ``T, D``, names."""
     tensor(name, value)

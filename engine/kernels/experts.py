@@ -25,6 +25,8 @@ class Matrix(NamedTuple):
     """(O,) fp32, one an output channel of an int8 matrix; None in the weights' own format."""
     num_bytes: int
     """Memory beside the weights; 0 for a view of them."""
+    wide: Tensor | None = None
+    """(I, O) fp32 the same matrix for few rows, where a kernel has that."""
 
 
 Prepared = Sequence[tuple[Matrix, Matrix]]

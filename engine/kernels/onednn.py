@@ -6,6 +6,7 @@ with `size_class`, so that they are few. Called by `dense` and `cpu_experts`.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,9 +61,14 @@ def linear_int8(values_TI: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
     Returns:
         (T, O) fp32, scaled by output channel.
     """
-    no_zero_point = torch.zeros(1, dtype=torch.int64)
     out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values_TI, 1.0, 0, packed, scales_O, no_zero_point,
+        values_TI, 1.0, 0, packed, scales_O, _no_zero_point(),
         None, 1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
     return out
+
+
+@cache
+def _no_zero_point() -> Tensor:
+    with torch.inference_mode(False):
+        return torch.zeros(1, dtype=torch.int64)

@@ -268,8 +268,9 @@ OPERATIONS = (
 _GPU = "engine.kernels.gpu."
 _SMALL = f"matrices up to {SMALL_MATRIX >> 20} MB"
 _LARGE = (
-    f"fp32 matrices above {SMALL_MATRIX >> 20} MB (groups under {cpu_experts.FEW_ROWS} rows "
-    "read them as they are), all bf16 ones"
+    f"fp32 matrices above {SMALL_MATRIX >> 20} MB and all bf16 ones (groups under "
+    f"{cpu_experts.FEW_ROWS} rows read fp32 as it is, under {cpu_experts.FEW_HALF_ROWS} small bf16 "
+    "matrices in fp32)"
 )
 
 _KERNELS = (

@@ -53,6 +53,7 @@ COUNTS = [
     [0, 33, 0, 0, 0],
     [0, 0, 0, 0, 0],
     [5, 1, 1, 65, 2],
+    [250, 6, 1, 256, 0],
 ]
 
 
@@ -113,6 +114,20 @@ def test_windows_are_those_of_the_docstring_and_cover_each_row_once():
         for row in range(window.start, window.stop)[own]
     ]
     assert rows == list(range(sum(counts)))
+
+
+def test_runs_are_those_of_the_docstring_and_hold_each_row_once():
+    seen = []
+
+    def mlp(rows, counts, experts):
+        assert len(rows) == sum(counts)
+        seen.append((list(counts), list(experts)))
+        return rows
+
+    rows = torch.arange(601.0)[:, None]
+    out = cpu_experts._by_runs(mlp, rows, [1, 0, 200, 100, 300], [4, 3, 2, 1, 0])
+    assert seen == [([1, 200], [4, 2]), ([100], [1]), ([300], [0])]
+    assert torch.equal(out, rows)
 
 
 def test_row_counts_fall_into_few_size_classes_never_below_them():
@@ -181,6 +196,23 @@ def test_the_owner_counts_what_it_holds():
         "packed": own,
         "int8": own // 4 + 4 * 5 * (96 + 64),
     }
+
+
+def test_small_bf16_matrices_are_widened_for_few_rows_and_large_ones_are_not(monkeypatch):
+    gate_up, down = stacks(dtype=torch.bfloat16)
+    weights = ExpertWeights(gate_up, down, cpu_experts.prepare_packed)
+    own = weights.num_bytes
+    weights.refresh()
+    assert weights.num_bytes == 4 * own, "the weights, packed, and in fp32"
+    wide = weights.of(1)[0].wide
+    assert wide.dtype == torch.float32 and torch.equal(wide, gate_up[1].float().t())
+    monkeypatch.setattr(cpu_experts, "WIDENED", 64 * 48 - 1)
+    weights.refresh()
+    assert weights.num_bytes == 2 * own and weights.of(1)[0].wide is None
+    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    counts, experts = [1, 2, 0, 6], [0, 1, 2, 3]
+    out = cpu_experts.packed_mlp(rows, counts, experts, weights)
+    assert close(out, exact(rows, counts, experts, gate_up, down), 3e-2)
 
 
 def test_columns_change_strides_but_neither_values_nor_shape():
@@ -281,6 +313,21 @@ def test_rows_for_weights_on_meta_are_refused_in_one_sentence(way):
         fn(ROWS, [6], [0], weights)
     with pytest.raises(KernelError, match="^gate_up .* lies on meta, where nothing has values"):
         fn(ROWS.to("meta"), [6], [0], weights)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_for_a_gradient_is_told_that_there_is_none(way):
+    fn, prepare = WAYS[way]
+    pair = stacks()
+    weights = ExpertWeights(*pair, prepare)
+    for name, tensor in (("rows_RD", ROWS.clone()), ("gate_up", pair[0]), ("down", pair[1])):
+        tensor.requires_grad_(True)
+        rows = tensor if name == "rows_RD" else ROWS
+        with pytest.raises(KernelError, match=rf"^{name} .* requires a gradient but this .*\.$"):
+            fn(rows, [6], [0], weights)
+        with torch.no_grad():
+            assert fn(rows, [6], [0], weights).shape == ROWS.shape
+        tensor.requires_grad_(False)
 
 
 def test_no_tokens_give_no_rows_in_every_way():

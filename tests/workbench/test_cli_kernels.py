@@ -42,7 +42,8 @@ def test_the_table_for_people_fits_the_terminal_and_marks_what_is_taken(
     assert lines[0] == "on cpu" and lines[1].split() == ["op", "kernel", "dtype", "reason"]
     for device in (lines[:cuda], lines[cuda:]):
         assert sum(line.startswith("*") for line in device[:-2]) >= 9, "one for each operation"
-    assert "packed" in said.out and " ".join(said.out.split()).count("all bf16 ones") == 1
+    folded = " ".join(said.out.split())
+    assert folded.count("for fp32 matrices above 2 MB and all bf16 ones") == 1
 
 
 @pytest.mark.parametrize(
