@@ -136,7 +136,7 @@ def _decode(q_BHd: Tensor, keys: Tensor, values: Tensor, plan: Decodes) -> Tenso
     # 3. Weighted sums of each block, and of a sequence's blocks.
     weights = weights.view(batch, num_heads, width, block_size).transpose(1, 2)
     weights = weights.reshape(-1, num_heads, block_size).index_select(0, plan.place_U)
-    weights[0] = 0  # block 0 pads the tables: its sum must be 0, whatever its owner's query
+    weights[0].zero_()  # block 0 pads the tables: its sum must be 0, whatever its owner's query
     sums = torch.bmm(weights.view(-1, group, block_size), v_USd)
     sums = sums.view(num_blocks, num_heads, head_dim).index_select(0, table)
     return sums.view(batch, width, num_heads, head_dim).sum(1)

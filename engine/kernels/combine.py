@@ -32,10 +32,10 @@ def combine(out_RD: Tensor, weights_TK: Tensor, row_of_N: Tensor) -> Tensor:
     _check(out_RD, weights_TK, row_of_N)
     num_tokens, k = weights_TK.shape
     gathered_TKD = _gather(out_RD, row_of_N).view(num_tokens, k, out_RD.shape[1])
-    products_TKD = gathered_TKD.float() * weights_TK.unsqueeze(-1)
-    y_TD = products_TKD[:, 0]
-    for slot in range(1, k):
-        y_TD = y_TD + products_TKD[:, slot]
+    slots = gathered_TKD.float().mul_(weights_TK.unsqueeze(-1)).unbind(1)
+    y_TD = slots[0] if k == 1 else slots[0] + slots[1]
+    for product_TD in slots[2:]:
+        y_TD += product_TD
     return y_TD.to(out_RD.dtype)
 
 
@@ -67,6 +67,7 @@ def _gather(out_RD: Tensor, row_of_N: Tensor) -> Tensor:
             return out_RD.index_select(0, row_of_N)
         except IndexError:  # row R, or one that is wrong
             pass
+    checks.has_values("row_of_N", row_of_N)
     padded = torch.cat((out_RD, out_RD.new_zeros(1, out_RD.shape[1])))
     if not on_cpu:
         _refuse_rows(out_RD, row_of_N)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -55,9 +56,16 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     In fp32 whatever the format; five operations where torch's own takes eight.
     """
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    normed: Tensor = (x * scale).mul_(weight_D)
-    return normed.to(x.dtype)
+    square = torch.addcmul(_constant(eps, x.device), size, size, value=1.0 / x.shape[-1])
+    normed: Tensor = (x * square.rsqrt_()).mul_(weight_D)
+    return normed if x.dtype == torch.float32 else normed.to(x.dtype)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    """Return a number as a tensor, made once: to wrap it at every call costs as much as its use."""
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 def norm_and_rotate(

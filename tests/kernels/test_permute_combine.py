@@ -241,6 +241,7 @@ UNCOMBINED = [
     (OUT, WEIGHTS, ROW_OF.to("meta"), "one device, but here: .* row_of_N on meta"),
     (OUT, WEIGHTS, ROW_OF.tolist(), "^row_of_N is of type list but must be a torch tensor"),
     (None, WEIGHTS, ROW_OF, "^out_RD is of type NoneType"),
+    (OUT.to("meta"), WEIGHTS.to("meta"), ROW_OF.to("meta"), "^row_of_N .* lies on meta, where"),
 ]
 
 
