@@ -1,0 +1,231 @@
+"""The operators' acts: everything goes through `engine.runtime.control`, which records it.
+
+One table of acts serves HTTP (`POST /v1/control/NAME`) and gRPC (`Control`). What the engine
+refuses is told in its own sentence: every field is a number or one of a few words, so nothing a
+caller wrote can come back in it. Layers go by the model's numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.errors import WorkbenchError
+from engine.faults import POINTS
+from engine.routing.balance import balanced, imbalance
+from engine.serve.errors import ApiError, invalid
+from engine.serve.guard import needs
+from engine.serve.service import Service
+
+SCALE_S = 60.0
+"""Longest wait for ranks to come or go."""
+LOOK_S = 0.1
+
+Layer = Annotated[int, Field(ge=0, lt=1 << 16)]
+Expert = Annotated[int, Field(ge=0, lt=1 << 16)]
+
+
+class Nothing(BaseModel):
+    """An act that takes nothing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Ban(Nothing):
+    """Never choose an expert."""
+
+    expert: Expert
+    layer: Layer | None = None
+
+
+class Force(Nothing):
+    """Always choose these experts."""
+
+    experts: Annotated[list[Expert], Field(min_length=1, max_length=64)]
+    layer: Layer | None = None
+
+
+class Bias(Nothing):
+    """Add to an expert's logit."""
+
+    expert: Expert
+    value: Annotated[float, Field(ge=-1e4, le=1e4)]
+    layer: Layer | None = None
+
+
+class Smoothing(Nothing):
+    """Favour the experts the previous token used."""
+
+    bonus: Annotated[float, Field(ge=0, le=100)]
+
+
+class Exchange(Nothing):
+    """How ranks exchange rows."""
+
+    mode: Literal["naive", "request", "grouped", "overlapped"]
+
+
+class OneRank(Nothing):
+    """A rank to take out or bring back."""
+
+    rank: Annotated[int, Field(ge=0, lt=1 << 16)]
+
+
+class Scale(Nothing):
+    """How many ranks should take part."""
+
+    ranks: Annotated[int, Field(ge=1, le=1 << 16)]
+
+
+class Point(Nothing):
+    """A fault point to heal."""
+
+    point: Literal[tuple(POINTS)]  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing an operator can do."""
+
+    body: type[Nothing]
+    do: Callable[[Service, Any], Any]
+    """Does it, or returns what to await; the answer is a dict, or None for the engine's state."""
+
+
+def _at(service: Service, layer: int | None) -> int | None:
+    """Return the index among the MoE layers of a layer's number."""
+    layers = service.engine.model_config.moe_layers
+    if layer is None:
+        return None
+    if layer not in layers:
+        raise invalid(f"layer must be a MoE layer of this model, which has {len(layers)}.", "layer")
+    return layers.index(layer)
+
+
+def _rebalance(service: Service, _: Nothing) -> None:
+    """Publish a table that spreads the load measured so far, if it does so better."""
+    control = service.engine.control
+    table, load_LE = control.table, service.monitor.tally.counts_LE.copy()
+    living = service.health.living_ranks & service.health.expected_ranks
+    ranks = sorted(living or range(table.num_devices))
+    planned = balanced(
+        load_LE, table.num_devices, version=table.version + 1, nodes=[ranks], now=table
+    )
+    if imbalance(load_LE, planned) < imbalance(load_LE, table):
+        control.publish_table(planned)
+
+
+def _scaled(service: Service, body: Scale) -> Awaitable[dict[str, Any]]:
+    return scaled(service, body.ranks)
+
+
+ACTS: dict[str, Act] = {
+    "ban_expert": Act(Ban, lambda s, b: s.engine.control.ban_expert(_at(s, b.layer), b.expert)),
+    "force_experts": Act(
+        Force, lambda s, b: s.engine.control.force_experts(b.experts, _at(s, b.layer))
+    ),
+    "set_bias": Act(
+        Bias, lambda s, b: s.engine.control.set_bias(_at(s, b.layer), b.expert, b.value)
+    ),
+    "set_smoothing": Act(Smoothing, lambda s, b: s.engine.control.set_smoothing(b.bonus)),
+    "clear_policy": Act(Nothing, lambda s, _: s.engine.control.clear_policy()),
+    "clear_fault": Act(Point, lambda s, b: s.engine.control.clear(b.point)),
+    "set_exchange": Act(Exchange, lambda s, b: s.engine.control.set_exchange(b.mode)),
+    "drain_rank": Act(OneRank, lambda s, b: s.engine.control.drain(b.rank)),
+    "add_rank": Act(OneRank, lambda s, b: s.engine.control.add_rank(b.rank)),
+    "rebalance": Act(Nothing, _rebalance),
+    "scale": Act(Scale, _scaled),
+}
+"""Every act by the last part of its address."""
+
+
+async def perform(service: Service, name: str, body: Nothing) -> dict[str, Any]:
+    """Do an act on another thread, because it may have to wait, and return the answer.
+
+    Raises:
+        ApiError: the engine refused.
+    """
+    try:
+        done = await asyncio.to_thread(ACTS[name].do, service, body)
+        answer = await done if asyncio.iscoroutine(done) else None
+    except WorkbenchError as refused:
+        raise ApiError(409, str(refused), code="refused_by_engine") from None
+    return answer or {"state": await asyncio.to_thread(service.engine.control.state)}
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes of one service."""
+    router = APIRouter(prefix="/v1/control", dependencies=[needs("operate")])
+
+    @router.get("/state")
+    async def state() -> dict[str, Any]:
+        """Return table, policy, fault points and load."""
+        return {"state": await asyncio.to_thread(service.engine.control.state)}
+
+    for name, act in ACTS.items():
+        router.post(f"/{name}", description=act.body.__doc__)(_route(service, name, act))
+    return router
+
+
+def _route(service: Service, name: str, act: Act) -> Callable[..., Awaitable[dict[str, Any]]]:
+    async def route(body: Any = None) -> dict[str, Any]:
+        return await perform(service, name, act.body() if body is None else body)
+
+    # An act that takes nothing may come without a body.
+    route.__annotations__["body"] = act.body | None if act.body is Nothing else act.body
+    if act.body is not Nothing:
+        route.__defaults__ = None
+    route.__name__ = name
+    return route
+
+
+async def scaled(service: Service, ranks: int) -> dict[str, Any]:
+    """Order ranks in or out and wait until that is done; requests go on meanwhile.
+
+    Raises:
+        ApiError: this service has no such number of places, or ranks did not come in time.
+    """
+    places, health = service.engine.config.num_ranks, service.health
+    if places == 1:
+        raise ApiError(
+            409, "This service runs in one process; start it with --ranks.", code="no_ranks"
+        )
+    if ranks > places:
+        raise invalid(f"This service has places for {places} ranks.", "ranks")
+    before, began = sorted(health.living_ranks), time.monotonic()
+    expected = health.expected_ranks
+    for act, rank in scale_orders(expected, health.living_ranks & expected, ranks, places):
+        order = service.engine.control.drain if act == "drain" else service.engine.control.add_rank
+        await asyncio.to_thread(order, rank)
+    while health.living_ranks != health.expected_ranks:
+        if service.loop.error is not None or time.monotonic() - began > SCALE_S:
+            raise ApiError(503, "The ranks did not come in time.", code="scale_incomplete")
+        await asyncio.sleep(LOOK_S)
+    return {
+        "before": before,
+        "ranks": sorted(health.living_ranks),
+        "table_version": service.engine.control.table.version,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def scale_orders(
+    expected: frozenset[int], living: frozenset[int], ranks: int, places: int
+) -> list[tuple[str, int]]:
+    """Return what to do so that `ranks` take part: lost ones go first and come back first.
+
+    Of 0, 1, 2 with 1 lost, 2 wanted: drain 1. Of 0, 2 living in 4 places, 3 wanted: add 1.
+    """
+    lost = sorted(expected - living)
+    if ranks <= len(living):
+        leaving = [*lost, *sorted(living, reverse=True)[: len(living) - ranks]]
+        return [("drain", rank) for rank in leaving]
+    free = [*lost, *(rank for rank in range(places) if rank not in expected)]
+    coming = free[: ranks - len(living)]
+    return [("add", rank) for rank in coming] + [("drain", r) for r in lost if r not in coming]
