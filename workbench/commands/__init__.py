@@ -21,8 +21,11 @@ from workbench.commands import (
     kernels,
     lab,
     model,
+    scale,
+    serve,
     start,
     trace,
+    verify,
 )
 
 app = typer.Typer(
@@ -58,6 +61,9 @@ app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
+app.command("serve")(serve.serve)
+app.command("verify")(verify.verify)
+app.command("scale")(scale.scale)
 app.command("doctor")(doctor.doctor)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(drill.app, name="drill")
