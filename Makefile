@@ -21,7 +21,7 @@ PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m coverage run -
 COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing train views workbench)
 
 .DEFAULT_GOAL := help
-.PHONY: help install start lab test browser notebooks drills soak check gpu resolve clean
+.PHONY: help install start lab test browser notebooks drills soak service check gpu resolve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ drills: $(STAMP)  ## walk every drill every way and the demo, and kill what runs
 
 soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak $(ARGS)
+
+service: $(STAMP)  ## the service under load, fuzz, a real Prometheus and TLS; half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m slow --timeout 1200 tests/serve $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
