@@ -113,20 +113,29 @@ def plan(
     """
     topology = topology.for_ranks(now.num_devices)
     gone = {*leaving, *lost}
-    wished = balanced(
-        load_LE,
-        now.num_devices,
-        version=now.version + 1,
-        num_slots=num_slots,
-        nodes=[[rank for rank in node if rank not in gone] for node in topology.nodes],
-        num_groups=num_groups,
-        now=now,
-    )
-    table = _improved(load_LE, now, wished)
+    table = _next(load_LE, now, topology, gone, num_slots, num_groups)
     moves = moves_between(now, table, topology, lost)
+    gain = _gain(load_LE, now, table)
+    saved = experts_us_per_step * gain
+    transfer_us = topology.all_to_all(*_traffic(moves, expert_bytes, topology)).us
+    payback = math.ceil(transfer_us / saved) if saved > 0 else math.inf
     must = sorted(gone & set(now.rank_of_phy.tolist()))
-    return _judged(
-        load_LE, now, table, moves, topology, expert_bytes, experts_us_per_step, horizon_steps, must
+    pays, reason = _verdict(len(moves), gain, payback, horizon_steps, must)
+    bytes_per_rank, replica_bytes = _memory(table, expert_bytes)
+    return Plan(
+        table=table,
+        moves=moves,
+        imbalance_before=imbalance(load_LE, now),
+        imbalance_after=imbalance(load_LE, table),
+        gain=gain,
+        moved_bytes=len(moves) * expert_bytes,
+        bytes_per_rank=bytes_per_rank,
+        replica_bytes=replica_bytes,
+        transfer_us=transfer_us,
+        saved_us_per_step=saved,
+        payback_steps=payback,
+        pays=pays,
+        reason=reason,
     )
 
 
@@ -162,39 +171,25 @@ def moves_between(
     return tuple(moves)
 
 
-def _judged(
+def _next(
     load_LE: Load,
     now: RoutingTable,
-    table: RoutingTable,
-    moves: tuple[Move, ...],
     topology: Topology,
-    expert_bytes: int,
-    experts_us_per_step: float,
-    horizon_steps: int,
-    must: list[int],
-) -> Plan:
-    """Weigh what a table saves against what moving to it costs; `must` give up their experts."""
-    gain = _gain(load_LE, now, table)
-    saved = experts_us_per_step * gain
-    transfer_us = topology.all_to_all(*_traffic(moves, expert_bytes, topology)).us
-    payback = math.ceil(transfer_us / saved) if saved > 0 else math.inf
-    pays, reason = _verdict(len(moves), gain, payback, horizon_steps, must)
-    bytes_per_rank, replica_bytes = _memory(table, expert_bytes)
-    return Plan(
-        table=table,
-        moves=moves,
-        imbalance_before=imbalance(load_LE, now),
-        imbalance_after=imbalance(load_LE, table),
-        gain=gain,
-        moved_bytes=len(moves) * expert_bytes,
-        bytes_per_rank=bytes_per_rank,
-        replica_bytes=replica_bytes,
-        transfer_us=transfer_us,
-        saved_us_per_step=saved,
-        payback_steps=payback,
-        pays=pays,
-        reason=reason,
+    gone: Collection[int],
+    num_slots: int | None,
+    num_groups: int,
+) -> RoutingTable:
+    """Return the table for a load on the ranks that stay, as like the one in force as it may be."""
+    wished = balanced(
+        load_LE,
+        now.num_devices,
+        version=now.version + 1,
+        num_slots=num_slots,
+        nodes=[[rank for rank in node if rank not in gone] for node in topology.nodes],
+        num_groups=num_groups,
+        now=now,
     )
+    return _improved(load_LE, now, wished)
 
 
 def _improved(load_LE: Load, now: RoutingTable, wished: RoutingTable) -> RoutingTable:

@@ -44,7 +44,7 @@ from engine.runtime.migration import Migration
 from engine.runtime.outbox import Outbox
 from engine.runtime.ranked import RankedRunner
 from engine.runtime.results import Completion, EngineStats, RequestOutput
-from engine.runtime.runner import Runner, StepResult
+from engine.runtime.runner import Runner, StepResult, Terms
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
 from engine.runtime.start import max_model_len, routing, tokenizer_of
@@ -246,8 +246,8 @@ class Engine:
             with self._compute():
                 for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
                     schedule = self._scheduler.borrow(sequence, start)
-                    in_force = self.control.in_force
-                    rows.append(self._runner.all_logits(schedule, self.table, in_force))
+                    terms = Terms(self.table, self.control.in_force)
+                    rows.append(self._runner.all_logits(schedule, terms))
         finally:
             self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).cpu().numpy())
@@ -295,11 +295,11 @@ class Engine:
 
     def _run(self, schedule: Schedule, clock: StageClock) -> StepResult | None:
         """Run one schedule; None when ranks were lost and nothing of it counts."""
-        record, in_force = self.sink.enabled, self.control.in_force
+        terms = Terms(self.table, self.control.in_force, self.sink.enabled)
         if self._membership is None:
-            return self._runner.run(schedule, self.table, in_force, clock, record=record)
+            return self._runner.run(schedule, terms, clock)
         try:
-            result = self._runner.run(schedule, self.table, in_force, clock, record=record)
+            result = self._runner.run(schedule, terms, clock)
         except RankLostError as error:
             self._membership.after(error, schedule)
             return None

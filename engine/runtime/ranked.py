@@ -20,9 +20,7 @@ from engine.cluster.rank import Work
 from engine.config import EngineConfig
 from engine.events import RankEvent
 from engine.model.step import StageClock
-from engine.routing.table import RoutingTable
-from engine.runtime.control import InForce
-from engine.runtime.runner import StepResult, keep_experts, sampled, work_of
+from engine.runtime.runner import StepResult, Terms, keep_experts, sampled, work_of
 from engine.runtime.scheduler import Chunk, Schedule
 
 
@@ -34,15 +32,7 @@ class RankedRunner:
         self.exchange = config.exchange
         """How rows are exchanged from the next step on, one of `EXCHANGES`."""
 
-    def run(
-        self,
-        schedule: Schedule,
-        table: RoutingTable,
-        in_force: InForce,
-        clock: StageClock,
-        *,
-        record: bool,
-    ) -> StepResult:
+    def run(self, schedule: Schedule, terms: Terms, clock: StageClock) -> StepResult:
         """Run the chunks of `schedule`, each on the rank its sequence lives on.
 
         Raises:
@@ -50,11 +40,11 @@ class RankedRunner:
         """
         by_home = _by_home(schedule.chunks, self.ranks.members)
         works = {
-            rank: work_of(chunks, schedule.fresh_blocks.get(rank, []), in_force, record=record)
+            rank: work_of(chunks, schedule.fresh_blocks.get(rank, []), terms)
             for rank, chunks in by_home.items()
         }
         mode = self.mode_for(sum(chunk.num_tokens for chunk in schedule.chunks))
-        reports = self._ask(works, table.version, mode, began_ns=clock.began_ns)
+        reports = self._ask(works, terms.table.version, mode, began_ns=clock.began_ns)
         clock.add(_mean([report.stage_ms for report in reports.values()]))
         chunks = list(itertools.chain.from_iterable(by_home.values()))
         for rank, report in reports.items():
@@ -64,10 +54,10 @@ class RankedRunner:
             sampled=sampled(chunks, [t for report in reports.values() for t in report.tokens]),
             logits_BV=_logits(reports),
             records=[report.records for report in reports.values() if report.records]
-            if record
+            if terms.record
             else None,
             bad_rows=sum(report.bad_rows for report in reports.values()),
-            table_version=table.version,
+            table_version=terms.table.version,
             clock=clock,
             ranks=[_rank_event(rank, report, mode) for rank, report in reports.items()],
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -41,24 +42,25 @@ class StepResult:
     """What each rank sent and waited for; empty in one process."""
 
 
+class Terms(NamedTuple):
+    """What a step runs under, read once before it begins."""
+
+    table: RoutingTable
+    in_force: InForce
+    record: bool = False
+    """Whether somebody listens, so that decisions are kept."""
+
+
 class Runner:
     """Runs schedules on the rank of this process."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
-    def run(
-        self,
-        schedule: Schedule,
-        table: RoutingTable,
-        in_force: InForce,
-        clock: StageClock,
-        *,
-        record: bool,
-    ) -> StepResult:
+    def run(self, schedule: Schedule, terms: Terms, clock: StageClock) -> StepResult:
         """Run the chunks of `schedule` under one table and one policy."""
-        work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), in_force, record=record)
-        outcome = self.rank.run(work, table, clock)
+        work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), terms)
+        outcome = self.rank.run(work, terms.table, clock)
         keep_experts(schedule.chunks, outcome.last_experts)
         records = self.rank.records(outcome, work)
         return StepResult(
@@ -67,25 +69,23 @@ class Runner:
             logits_BV=outcome.logits_BV,
             records=[records] if records else None,
             bad_rows=outcome.step.bad_rows,
-            table_version=table.version,
+            table_version=terms.table.version,
             clock=clock,
         )
 
-    def all_logits(self, schedule: Schedule, table: RoutingTable, in_force: InForce) -> Tensor:
+    def all_logits(self, schedule: Schedule, terms: Terms) -> Tensor:
         """Run `schedule` and return the (T, V) logits of every row, sampling nothing."""
-        work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), in_force, record=False)
-        return self.rank.all_logits(work, table)
+        work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), terms)
+        return self.rank.all_logits(work, terms.table)
 
 
-def work_of(
-    chunks: Iterable[Chunk], fresh_blocks: list[int], in_force: InForce, *, record: bool
-) -> Work:
+def work_of(chunks: Iterable[Chunk], fresh_blocks: list[int], terms: Terms) -> Work:
     """Write down all that a rank needs to run `chunks`."""
-    smoothing = in_force.policy.smoothing
+    smoothing, record = terms.in_force.policy.smoothing, terms.record
     return Work(
         spans=[span_of(chunk, smoothing=bool(smoothing), record=record) for chunk in chunks],
         fresh_blocks=fresh_blocks,
-        policies=in_force.layers,
+        policies=terms.in_force.layers,
         record=record,
         smoothing=smoothing,
     )

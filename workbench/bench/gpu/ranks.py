@@ -42,28 +42,35 @@ def run(setting: Setting) -> None:
             # Naive sends a message a row and request-level an exchange a request: fewer of them.
             rows = tokens if mode in ("grouped", "overlapped") else min(tokens, 64)
             with setting.case(what="one rank", mode=mode, tokens=rows) as row:
-                _one_rank(dispatcher, group, mode, rows, hidden, row)
+                ms = _one_rank(dispatcher, group, mode, rows, hidden)
+                row |= {"backend": group.backend, "right": True}
+                _tell(setting, row, ms=ms)
         with setting.case(what="streams", tokens=tokens) as row:
-            _streams(group, tokens, hidden, 64 if setting.dry else MATRIX, row)
+            _streams(setting, group, tokens, hidden, row)
     dispatcher.join(None)
     _all_devices(setting)
 
 
 def _one_rank(
-    dispatcher: RankDispatcher, group: Group, mode: str, tokens: int, hidden: int, row: Row
-) -> None:
+    dispatcher: RankDispatcher, group: Group, mode: str, tokens: int, hidden: int
+) -> float:
     """Send rows to themselves and back; `take` fails unless they come home as they left."""
     samples = [
         dispatch.take(dispatch.Turn(mode, tokens, seed), dispatcher, group, hidden)
         for seed in range(ROUNDS)
     ]
-    row["backend"], row["right"] = group.backend, True
-    row["ms"] = round(statistics.median(sample.ms for sample in samples[1:]), 4)
+    return statistics.median(sample.ms for sample in samples[1:])
 
 
-def _streams(group: Group, tokens: int, hidden: int, matrix: int, row: Row) -> None:
+def _tell(setting: Setting, row: Row, **figures: float) -> None:
+    """Write figures into a row; a dry run has none."""
+    if not setting.dry:
+        row |= {name: round(value, 4) for name, value in figures.items()}
+
+
+def _streams(setting: Setting, group: Group, tokens: int, hidden: int, row: Row) -> None:
     """Time a product and an exchange one after the other, and the exchange beside the product."""
-    device = group.device
+    device, matrix = group.device, 64 if setting.dry else MATRIX
     send_SD = torch.ones(tokens, hidden, device=device)
     left = torch.ones(matrix, matrix, device=device)
 
@@ -84,8 +91,8 @@ def _streams(group: Group, tokens: int, hidden: int, matrix: int, row: Row) -> N
         _timed(call, device) for call in (apart, beside, lambda: left @ left)
     )
     hidden_ms = max(0.0, apart_ms - beside_ms)
-    row["apart_ms"], row["beside_ms"] = round(apart_ms, 4), round(beside_ms, 4)
-    row["hidden_share"] = round(hidden_ms / max(apart_ms - alone_ms, 1e-6), 3)
+    share = hidden_ms / max(apart_ms - alone_ms, 1e-6)
+    _tell(setting, row, apart_ms=apart_ms, beside_ms=beside_ms, hidden_share=share)
     row["right"] = bool(torch.equal(exchange().wait(), send_SD))
 
 
@@ -111,8 +118,11 @@ def _all_devices(setting: Setting) -> None:
             if ranks < 2:
                 row["skipped"] = f"{found} GPU: an exchange between GPUs needs two"
                 continue
+            if setting.seconds_left < 0:
+                row["skipped"] = "the section's time was up"
+                continue
             turns = [dispatch.Turn(mode, tokens, seed) for seed in range(ROUNDS)]
             samples = dispatch.exchanged(turns, ranks, hidden, setting.device.type)
             slowest = [max(sample.ms for sample in each) for each in samples[1:]]
             row["ranks"], row["tokens"], row["right"] = ranks, tokens, True
-            row["ms"] = round(statistics.median(slowest), 4)
+            _tell(setting, row, ms=statistics.median(slowest))
