@@ -33,8 +33,9 @@ def check_devices(config: EngineConfig, num_gpus: int | None = None) -> None:
         return
     found = torch.cuda.device_count() if num_gpus is None else num_gpus
     if found < config.num_ranks:
-        there = "no GPU" if not found else f"{found} GPU{'s' if found > 1 else ''}"
+        there = "no GPU" if not found else "1 GPU" if found == 1 else f"{found} GPUs"
+        fewer = f"take fewer ranks (--ranks {found}) or " if found else ""
         raise MachineError(
-            f"run_on (cuda) needs a GPU for each of the {config.num_ranks} ranks, but this machine "
-            f"shows {there}; take at most {max(found, 1)} ranks or run on the CPU (--run-on cpu)."
+            f"run_on (cuda) needs {config.num_ranks} GPUs, one for each rank, but this machine "
+            f"shows {there}; {fewer}run on the CPU (--run-on cpu)."
         )
