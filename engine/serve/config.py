@@ -56,6 +56,8 @@ class ServeConfig:
     """How one service runs an engine and who may reach it."""
 
     engine: EngineConfig
+    first_ranks: int | None = None
+    """Ranks that take part at first; `scale` brings in the engine's others. None is all of them."""
     name: str = ""
     """The model's name in requests; empty takes its folder's name."""
     host: str = "127.0.0.1"
@@ -85,6 +87,8 @@ class ServeConfig:
             within("grpc_port", self.grpc_port, 0, MAX_PORT)
             if self.grpc_port and self.grpc_port == self.port:
                 raise ConfigError(f"grpc_port ({self.grpc_port}) must differ from port.")
+        if self.first_ranks is not None:
+            within("first_ranks", self.first_ranks, 1, self.engine.num_ranks)
         if not self.is_loopback and self.token_file is None:
             raise ConfigError(
                 f"host ({self.host}) lets other machines in, which needs keys: add --token-file "

@@ -109,6 +109,7 @@ def started(config: ServeConfig, say: Say = lambda words: None) -> Iterator[Serv
             telemetry = stack.enter_context(closing(Telemetry()))
             loop, monitor = _loaded(config, model, health, WithoutTexts(telemetry))
             stack.callback(loop.close)
+            _hold_back(config, loop.engine)
             for line in placement_lines(model, loop.engine.table, ranks=bool(loop.engine.ranks)):
                 say(f"  {line}")
             found(f"all parameters in place, {config.engine.scheme}")
@@ -142,6 +143,14 @@ def _loaded(
     )
     monitor.metrics.watch(loop, health, monitor.alerts)
     return loop, monitor
+
+
+def _hold_back(config: ServeConfig, engine: Engine) -> None:
+    """Take out again the ranks that are not wanted yet: a place exists once it was started."""
+    places = config.engine.num_ranks
+    for rank in range(config.first_ranks or places, places):
+        engine.control.drain(rank)
+        engine.step()
 
 
 def _shape(model: ModelConfig) -> str:

@@ -17,6 +17,8 @@ from engine.serve.guard import LEFT
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+SEND_S = 60.0
+"""A caller that takes nothing for so long counts as gone."""
 
 
 class CallerLeftError(Exception):
@@ -60,7 +62,7 @@ class EventStream(Response):
         """Send until the end, or until the caller has left."""
         try:
             await while_connected(receive, self._send_all(send))
-        except CallerLeftError:
+        except (CallerLeftError, TimeoutError):
             self._audit.outcome = LEFT
         finally:
             self._ended()
@@ -70,7 +72,8 @@ class EventStream(Response):
         await send(start)
         try:
             async for chunk in self._chunks:
-                await send(_body(event(chunk)))
+                async with asyncio.timeout(SEND_S):
+                    await send(_body(event(chunk)))
         except ApiError as failure:
             self._audit.outcome, self._audit.detail = str(failure.status), failure.code
             await send(_body(event(failure.body)))

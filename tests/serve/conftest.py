@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from engine import EngineConfig
 from engine.serve.config import Limits, ServeConfig
+from engine.serve.journal import Journal
 from engine.serve.startup import Server, started
 from tests.workbench.conftest import workbench  # noqa: F401  the fixture
 
@@ -52,17 +54,35 @@ def make_server() -> Iterator[Callable[..., Server]]:
         yield make
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+@pytest.fixture(scope="session")
+def _client(_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=_server.url, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def sdk(server: Server) -> Iterator[openai.OpenAI]:
-    """The unmodified client."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as sdk:
+def client(_client: httpx.Client, server: Server) -> httpx.Client:
+    """A client of the shared service."""
+    return _client
+
+
+@pytest.fixture(scope="session")
+def _sdk(_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{_server.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk
+
+
+@pytest.fixture
+def sdk(_sdk: openai.OpenAI, server: Server) -> openai.OpenAI:
+    """The unmodified client."""
+    return _sdk
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what a test makes the service say from the journals of other services."""
+    for name in Journal.loggers:
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from engine.checkpoint.load import read_config
 from engine.errors import CheckpointError, ConfigError
+from engine.events import RequestEvent, TextEvent
 from engine.routing.placement import contiguous
 from engine.serve.audit import Audit, Entry
 from engine.serve.chat import ChatFormat
@@ -16,6 +17,7 @@ from engine.serve.errors import ApiError
 from engine.serve.journal import Journal
 from engine.serve.placement import placement_lines
 from engine.serve.rate import MAX_CALLERS, Rate
+from engine.serve.watch import WithoutTexts
 from tests.serve.conftest import MODEL
 
 
@@ -121,7 +123,23 @@ def test_the_placement_is_told_by_device():
     assert [line.split("(")[1] for line in uneven] == ["37.5%)", "37.5%)", "25.0%)"]
 
 
-def test_the_journal_counts_tracebacks_and_repeats_no_argument():
+def test_what_is_written_and_asked_does_not_leave_for_those_who_watch():
+    heard = []
+
+    class Sink:
+        enabled = True
+        emit = staticmethod(heard.append)
+
+    quiet = WithoutTexts(Sink())
+    quiet.emit(TextEvent(1, "http", "attack", 3, False, 0.0))
+    quiet.emit(RequestEvent(1, "added", "http", 0.0, (5, 6)))
+    assert heard == [
+        TextEvent(1, "http", "", 3, False, 0.0),
+        RequestEvent(1, "added", "http", 0.0, ()),
+    ]
+
+
+def test_the_journal_counts_tracebacks_and_repeats_no_argument(apart):
     with Journal() as journal:
         log = logging.getLogger("engine.serve")
         log.warning("something odd")

@@ -40,10 +40,8 @@ def start(tmp_path) -> Iterator:
 
 
 def test_sigterm_lets_running_streams_end_and_refuses_new_ones(start):
-    process = start("--ranks", "2")
+    process = start()
     url = json.loads(process.stdout.readline())["url"]
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 2
     body = {"model": NAME, "prompt": "Der Server", "max_tokens": 200, "temperature": 0,
             "ignore_eos": True, "stream": True}  # fmt: skip
     ended: list[str] = []
@@ -67,9 +65,19 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones(start):
         follower.join(60)
     assert ended.count("data: [DONE]") == 3 and ended.count("length") == 3
     assert process.wait(20) == 0
-    assert until(lambda: not any(child.is_running() for child in children), 5)
     said = process.stderr.read()
     assert "drained in" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_service(start):
+    process = start("--ranks", "3", "--max-ranks", "4")
+    json.loads(process.stdout.readline())
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert until(lambda: not any(child.is_running() for child in children), 5)
 
 
 @pytest.mark.parametrize(

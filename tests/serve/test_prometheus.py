@@ -90,7 +90,7 @@ def test_each_rule_is_raised_kept_between_and_cleared(rule, tmp_path):
 
     def at(minute: float, *, raised: bool) -> dict[str, object]:
         expected = [{"exp_labels": label, "exp_annotations": {"summary": rule.summary}}]
-        return {"eval_time": f"{minute}m", "alertname": rule.name,
+        return {"eval_time": f"{60 * minute:.0f}s", "alertname": rule.name,
                 "exp_alerts": expected if raised else []}  # fmt: skip
 
     kept = rule.raise_above > rule.clear_below
@@ -140,11 +140,13 @@ def watched(make_server, tmp_path) -> Iterator[tuple[object, str, str]]:
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [tool("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}",
-         f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}"],
-        stdout=subprocess.DEVNULL, stderr=(tmp_path / "log").open("w"),
-    )  # fmt: skip
+    command = [
+        tool("prometheus"),
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield server, key, f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(20)

@@ -19,10 +19,11 @@ from tests.serve.conftest import MODEL, serve_config, until
 
 def test_the_stages_are_told_in_order_with_time_and_outcome():
     said: list[str] = []
+    before = set(threading.enumerate())
     with started(serve_config({"num_devices": 2}), said.append) as server:
         assert server.service.reason() is None
-        threads = {thread.name for thread in threading.enumerate()}
-        assert {"engine", "http"} <= threads
+        names = {thread.name for thread in set(threading.enumerate()) - before}
+        assert {"engine", "http", "telemetry"} <= names
     marks = [line for line in said if line.startswith("stage")]
     assert len(marks) == 2 * len(STAGES)
     for number, name in enumerate(STAGES):
@@ -32,17 +33,16 @@ def test_the_stages_are_told_in_order_with_time_and_outcome():
     text = "\n".join(said)
     for words in ("SHA-256", "one to one", "device 0: experts 0-3", "(50.0%)", "http://127.0.0.1:"):
         assert words in text
-    assert until(
-        lambda: not {t.name for t in threading.enumerate()} & {"engine", "http", "telemetry"}
-    )
+    assert until(lambda: not set(threading.enumerate()) - before)
 
 
 def failing(config) -> tuple[StartError, list[str]]:
     said: list[str] = []
+    before = set(threading.enumerate())
     with pytest.raises(StartError) as failed:
         with started(config, said.append):
             pytest.fail("it started")
-    assert not {t.name for t in threading.enumerate()} & {"engine", "http", "telemetry"}
+    assert until(lambda: not set(threading.enumerate()) - before)
     assert said[-1].startswith(f"stage {failed.value.stage}/5") and "failed after" in said[-1]
     return failed.value, said
 

@@ -48,6 +48,9 @@ def serve(
         int | None, typer.Option(help="Also answer gRPC there; 0 takes a free port.")
     ] = None,
     ranks: RanksOption = 1,
+    max_ranks: Annotated[
+        int | None, typer.Option(help="Most ranks that `scale` may bring in; --ranks without it.")
+    ] = None,
     devices: DevicesOption = 1,
     exchange: ExchangeOption = "grouped",
     dtype: DtypeOption = "float32",
@@ -90,7 +93,7 @@ def serve(
         model=paths.model_folder(model),
         dtype=dtype,
         num_devices=devices,
-        num_ranks=ranks,
+        num_ranks=max(ranks, max_ranks or 0),
         exchange=exchange,
         deterministic=deterministic,
         expert_format=precision,
@@ -101,6 +104,7 @@ def serve(
     )
     config = ServeConfig(
         engine=engine,
+        first_ranks=ranks,
         name=name,
         host=host,
         port=port,
