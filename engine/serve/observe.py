@@ -122,7 +122,7 @@ async def _watched(service: Service, websocket: WebSocket) -> None:
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await reading
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # closed by the other end
             await websocket.close()
 
 

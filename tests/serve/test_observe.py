@@ -142,6 +142,17 @@ def test_a_watcher_that_draws_nothing_gets_few_frames_and_one_that_lies_none(ser
                 watcher.recv(5)
 
 
+def test_those_who_watch_leave_nothing_in_the_log(server, client):
+    before = client.get("/v1/status").json()["log"]["levels"]
+    for _ in range(3):
+        with socket(server) as watcher:
+            watcher.recv(5)
+    with socket(server) as watcher:
+        watcher.socket.close()
+    time.sleep(0.3)
+    assert client.get("/v1/status").json()["log"]["levels"] == before
+
+
 def test_watchers_are_few(server):
     from contextlib import ExitStack
 
