@@ -17,6 +17,8 @@ from engine.routing.policy import LayerPolicy
 from engine.routing.smoothing import Smoother
 from engine.routing.table import RoutingTable
 
+_NUMBER = {stage: number for number, stage in enumerate(STAGES)}
+
 
 class StageClock:
     """Adds up the time between marks by stage; one clock read a mark, no synchronisation.
@@ -29,7 +31,7 @@ class StageClock:
     def __init__(self, *, keep: bool = False) -> None:
         """Start; `keep` remembers each stretch of time and not only the sums."""
         self._spent = dict.fromkeys(STAGES, 0)
-        self._kept: list[tuple[str, int, int]] | None = [] if keep else None
+        self._kept: list[tuple[int, int, int]] | None = [] if keep else None
         self._last = self.began_ns = time.perf_counter_ns()
 
     def mark(self, stage: str) -> None:
@@ -37,7 +39,7 @@ class StageClock:
         now = time.perf_counter_ns()
         self._spent[stage] += now - self._last
         if self._kept is not None:
-            self._kept.append((stage, self._last, now))
+            self._kept.append((_NUMBER[stage], self._last, now))
         self._last = now
 
     def add(self, spent_ms: Mapping[str, float]) -> None:
@@ -48,12 +50,10 @@ class StageClock:
 
     def spans(self, origin_ns: int) -> Spans:
         """Return what was kept, in milliseconds since `origin_ns`."""
-        kept = self._kept or []
-        stages = [STAGES.index(stage) for stage, _, _ in kept]
-        begin = np.array([first for _, first, _ in kept], np.int64)
-        end = np.array([last for _, _, last in kept], np.int64)
+        kept = np.array(self._kept or (), np.int64).reshape(-1, 3)
+        stages, begin, end = kept.T
         return Spans(
-            np.array(stages, np.uint8),
+            stages.astype(np.uint8),
             ((begin - origin_ns) / 1e6).astype(np.float32),
             ((end - begin) / 1e6).astype(np.float32),
         )

@@ -19,7 +19,7 @@ from engine.routing.table import RoutingTable
 from tests.cluster.conftest import Heard, config, hashes, prompts, run
 from workbench.bench.recovery import rejoin, strike
 
-LONGER = SamplingParams(max_tokens=16, ignore_eos=True)
+LONGER = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 12, 40])
@@ -127,7 +127,7 @@ def test_a_rank_that_gathers_too_slowly_costs_the_table_and_no_answer(
 ) -> None:
     engine, heard = four
     before, turned = engine.table, (engine.table.rank_of_phy + 1) % 4
-    engine.control.inject("table.stage", partial(_late, seconds=4.5), lease_s=60, rank=1)
+    engine.control.inject("table.stage", partial(_late, seconds=3.0), lease_s=60, rank=1)
     engine.control.publish_table(before.moved(turned))
     assert hashes(run(engine, 2, LONGER)) == hashes(run(alone, 2, LONGER))
     while not heard.controls("give_up_table"):
