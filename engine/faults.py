@@ -33,6 +33,9 @@ POINTS: dict[str, str] = {
 }
 """Every fault point and the value it is given."""
 
+ONLY_IN_DRILLS = ("table.unsafe_publish",)
+"""Points that only an engine opened for a drill lets anybody set: they switch a safeguard off."""
+
 
 class Faults:
     """The faults set in one engine: one attribute per point, None when healthy."""

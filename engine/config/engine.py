@@ -64,6 +64,8 @@ class EngineConfig:
     """Threads of one product; None leaves torch's setting, deterministic mode takes 1."""
     seed: int = 0
     """Base of the seeds of requests that bring none."""
+    drill: bool = False
+    """Opened to be broken: faults that switch a safeguard off may be set."""
     hash_logits: bool = False
     """Whether completions carry a SHA-256 over the logits they were sampled from."""
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from engine.config import EXCHANGES, one_of, within
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
-from engine.faults import Fault, Faults
+from engine.faults import ONLY_IN_DRILLS, Fault, Faults
 from engine.routing.policy import LayerPolicy, RoutingPolicy
 from engine.routing.table import RoutingTable
 from engine.runtime.arguments import check_travels, is_number, layer_of, number_of, whole
@@ -46,6 +46,7 @@ class Door:
     """Orders on their way to an engine on several ranks."""
 
     num_ranks: int = 1
+    drill: bool = False
     orders: deque[Order] = field(default_factory=deque)
 
     @property
@@ -279,12 +280,17 @@ class Control:
             rank: on an engine with ranks, the only one to set it on; None sets it on all.
 
         Raises:
-            FaultError: the point is unknown, the fault cannot be called, or it cannot travel to
-                another process, or the lease is not a positive number of seconds.
+            FaultError: the point is unknown or for drills only, the fault cannot be called, or it
+                cannot travel to another process, or the lease is not a positive number of seconds.
             ConfigError: no such rank.
         """
         if not is_number(lease_s) or not 0 < lease_s <= 86400:
             raise FaultError(f"lease_s ({lease_s!r}) must be above 0 and at most 86400 seconds.")
+        if point in ONLY_IN_DRILLS and not self._door.drill:
+            raise FaultError(
+                f"{point} can only be broken in a drill; open the engine with "
+                "EngineConfig(drill=True)."
+            )
         if rank is not None:
             within("rank", rank, 0, self._door.num_ranks - 1)
         if self._door.stages:

@@ -95,7 +95,7 @@ class Engine:
         )
         self._announcer = Announcer(self.sink, config, model)
         self._outbox = Outbox(config, model.eos_token_ids, self._scheduler, self._announcer)
-        door = Door(config.num_ranks)
+        door = Door(config.num_ranks, config.drill)
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
         self._request_ids = itertools.count()
         self._steps = 0

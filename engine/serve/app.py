@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket
 
 from engine.serve import control, errors, observe, openai, probes, schemas
 from engine.serve.errors import ApiError
@@ -44,10 +43,7 @@ def application(service: Service, gate: Gate) -> ASGIApp:
 async def _refused(connection: HTTPConnection, refusal: Exception) -> Response:
     assert isinstance(refusal, ApiError)
     connection.state.audit.detail = refusal.code
-    answer = JSONResponse(refusal.body, refusal.status, refusal.headers)
-    if isinstance(connection, WebSocket):
-        await connection.send_denial_response(answer)
-    return answer
+    return JSONResponse(refusal.body, refusal.status, refusal.headers)
 
 
 async def _not_valid(request: Request, problem: Exception) -> Response:

@@ -12,6 +12,8 @@ from collections import Counter, deque
 from typing import Any
 
 KEPT = 50
+REFUSED_WEBSOCKET = "ASGI callable returned without completing handshake."
+"""What uvicorn 0.54 says of every websocket that was answered with a refusal, which is no error."""
 
 
 class Journal(logging.Handler):
@@ -37,6 +39,8 @@ class Journal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count one record."""
+        if record.msg == REFUSED_WEBSOCKET:
+            return
         failure = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
         with self._guard:
             self._levels[record.levelname] += 1

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from engine.runtime.telemetry.wire import Kind, Message, WireError, decode, encode
-from engine.serve import errors
 from engine.serve.alerts import RULES
+from engine.serve.errors import ApiError
 from engine.serve.guard import needs
 from engine.serve.service import Service
 from engine.serve.tally import BALANCES
@@ -46,7 +46,7 @@ def routes(service: Service) -> APIRouter:
     async def telemetry(websocket: WebSocket) -> None:
         """Send the dashboard's frames, the newest whenever the watcher has drawn the last."""
         if len(watchers) >= service.config.limits.watchers:
-            raise errors.overloaded(service.config.limits.watchers)
+            raise ApiError(429, "Too many watch already.", code="too_many_watchers")
         await websocket.accept()
         watchers.add(websocket)
         try:

@@ -86,7 +86,7 @@ def alone() -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def _four() -> Iterator[tuple[Engine, Heard]]:
     heard = Heard()
-    options = {"heartbeat_timeout_s": 2.0, "migration_deadline_s": 2.0}
+    options = {"heartbeat_timeout_s": 2.0, "migration_deadline_s": 2.0, "drill": True}
     engine = Engine(config(4, **options), sink=heard)
     yield engine, heard
     engine.close()

@@ -12,7 +12,7 @@ import pytest
 from engine import SamplingParams
 from engine.errors import ConfigError, FaultError, RoutingError
 from engine.events import ControlEvent, StepEvent
-from engine.faults import POINTS, Faults
+from engine.faults import ONLY_IN_DRILLS, POINTS, Faults
 from engine.routing.placement import assigned, contiguous
 from engine.routing.policy import RoutingPolicy
 from engine.runtime.control import Control
@@ -128,7 +128,7 @@ def test_every_fault_point_is_reached_and_costs_nothing_once_cleared(make_engine
 
     faults.set("weights.load", note("weights.load"))
     engine = make_engine(None, faults)
-    for point in POINTS:
+    for point in HERE:
         engine.control.inject(point, note(point), lease_s=60)
     engine.generate(["Der Server"], GREEDY)
     engine.control.publish_table(contiguous(4, 8, 1, version=1))
@@ -138,6 +138,18 @@ def test_every_fault_point_is_reached_and_costs_nothing_once_cleared(make_engine
     seen = dict(reached)
     engine.generate(["Der Server"], GREEDY)
     assert reached == seen and faults.active() == ()
+
+
+def test_a_safeguard_is_switched_off_in_drills_only(make_engine):
+    engine = make_engine()
+    for point in ONLY_IN_DRILLS:
+        with pytest.raises(FaultError, match="only be broken in a drill"):
+            engine.control.inject(point, lambda passed: True, lease_s=60)
+    assert engine.control.state()["faults"] == []
+    drill = make_engine(drill=True)
+    for point in ONLY_IN_DRILLS:
+        drill.control.inject(point, lambda passed: True, lease_s=60)
+    assert tuple(drill.control.state()["faults"]) == ONLY_IN_DRILLS
 
 
 def test_a_fault_heals_by_itself_when_its_lease_ends(make_engine, monkeypatch):

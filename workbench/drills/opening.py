@@ -72,5 +72,6 @@ def _engine(scenario: Scenario, model: str, sink: Sink | None) -> Engine:
         num_devices=scenario.needs["devices"],
         num_blocks=1024,
         num_threads=1,
+        drill=True,
     )
     return Engine(config, sink=sink)
