@@ -158,7 +158,7 @@ def test_more_than_the_queue_holds_is_refused_with_429(make_server):
     import httpx
 
     server = make_server({"max_running": 1}, limits=Limits(queued=2))
-    body = {"model": NAME, "prompt": "x", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    body = {"model": NAME, "prompt": "x", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     with httpx.Client(base_url=server.url, timeout=30) as client, slowly(server):
         said = refused(
             client.post("/v1/completions", json={**body, "n": 4}), "queue_full", status=429

@@ -153,7 +153,7 @@ def test_those_who_watch_leave_nothing_in_the_log(server, client):
     assert client.get("/v1/status").json()["log"]["levels"] == before
 
 
-def test_watchers_are_few(server):
+def test_watchers_are_few(server, client):
     from contextlib import ExitStack
 
     from websockets.exceptions import InvalidStatus
@@ -164,6 +164,9 @@ def test_watchers_are_few(server):
         with pytest.raises(InvalidStatus) as refused:
             socket(server)
         assert refused.value.response.status_code == 429
+        assert b"too_many_watchers" in refused.value.response.body
+    levels = client.get("/v1/status").json()["log"]["levels"]
+    assert not {"ERROR", "CRITICAL"} & set(levels), "a refused websocket is no error"
 
 
 def test_the_files_in_data_deploy_are_what_the_rules_say():

@@ -42,7 +42,7 @@ def start(tmp_path) -> Iterator:
 def test_sigterm_lets_running_streams_end_and_refuses_new_ones(start):
     process = start()
     url = json.loads(process.stdout.readline())["url"]
-    body = {"model": NAME, "prompt": "Der Server", "max_tokens": 200, "temperature": 0,
+    body = {"model": NAME, "prompt": "Der Server", "max_tokens": 120, "temperature": 0,
             "ignore_eos": True, "stream": True}  # fmt: skip
     ended: list[str] = []
 

@@ -23,6 +23,10 @@ NAMES = ("connectivity", "output format", "concurrent requests", "expert load", 
 Change = Callable[[str, Any], Any]
 
 
+class Stub(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
 @pytest.fixture(scope="module")
 def server(make_server):
     """A service of this module's own: what others did to theirs does not stand in its log."""
@@ -56,7 +60,7 @@ def proxy(server) -> Iterator[Callable[[Change], str]]:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        stub = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        stub = Stub(("127.0.0.1", 0), Handler)
         threading.Thread(target=stub.serve_forever, daemon=True).start()
         open_ones.append(stub)
         return f"http://127.0.0.1:{stub.server_port}"

@@ -74,6 +74,12 @@ def serve(
     audit_log: AuditOption = None,
     per_minute: Annotated[int, typer.Option(help="Most calls of one key in a minute.")] = 6000,
     drain_s: Annotated[float, typer.Option(help="Longest wait for running requests.")] = 60.0,
+    max_latency_s: Annotated[
+        float, typer.Option(help="Mean time of a request that raises an alert.")
+    ] = 10.0,
+    expert_idle_minutes: Annotated[
+        float, typer.Option(help="Minutes without tokens after which an expert raises an alert.")
+    ] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the model: OpenAI-compatible, on this machine alone unless told otherwise.
@@ -115,6 +121,8 @@ def serve(
         tls_key=tls_key,
         audit_log=audit_log or default_audit_log(),
         drain_s=drain_s,
+        max_latency_s=max_latency_s,
+        expert_idle_minutes=expert_idle_minutes,
         limits=Limits(queued=max_queued, per_minute=per_minute),
     )
     raise typer.Exit(run(config, as_json=as_json))
