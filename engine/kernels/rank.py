@@ -100,7 +100,8 @@ def _best_of_many(order_TE: Float32, count: int) -> Int64:
     num_rows, width = order_TE.shape
     lowest = (1 << (width - 1).bit_length()) - 1
     columns_E = np.arange(width, dtype=np.int32)
-    marked_TE = np.maximum(order_TE, -_LARGEST)  # an infinity with an index in it would be NaN
+    # An infinity with an index in it would be NaN, and a vector sort does not keep NaN's bits.
+    marked_TE = np.clip(order_TE, -_LARGEST, _LARGEST)
     bits_TE = marked_TE.view(np.int32)
     bits_TE &= ~lowest
     bits_TE |= columns_E

@@ -54,6 +54,16 @@ def test_short_lists_hold_where_numbers_differ_in_their_last_bits_only(width):
             assert found == plainly(order.tolist(), count, [0] * width)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("infinite", [1, 2, 30])
+def test_infinite_numbers_keep_their_places_in_a_long_row(infinite, count):
+    order = np.zeros((5, 96), dtype=np.float32)
+    order[:, 96 - infinite :] = np.inf
+    order[1:3, 50], order[3, :40] = np.finfo(np.float32).max, -np.inf
+    order[4] = -order[4]
+    assert best_by_keys(order, count).tolist() == plainly(order.tolist(), count, [0] * 96)
+
+
 def test_many_rows_are_ranked_in_several_threads_as_in_one(monkeypatch):
     random = np.random.default_rng(0)
     order = random.integers(0, 40, (77, 64)).astype(np.float32)
