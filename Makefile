@@ -18,8 +18,7 @@ HEARS_CTRL_C = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_D
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m coverage run -p -m pytest \
     -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
-COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing runtime train views \
-    workbench)
+COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing runtime views workbench)
 
 .DEFAULT_GOAL := help
 .PHONY: help install start lab test browser notebooks drills soak service check gpu resolve clean
