@@ -167,7 +167,8 @@ def test_more_than_the_queue_holds_is_refused_with_429(make_server):
         with client.stream(
             "POST", "/v1/completions", json={**body, "n": 3, "stream": True}
         ) as held:
-            next(held.iter_lines())
+            lines = held.iter_lines()  # let go of, it would end the request
+            next(lines)
             answer = client.post("/v1/completions", json=body)
             refused(answer, "queue_full", status=429)
             assert answer.headers["retry-after"] == "1"
