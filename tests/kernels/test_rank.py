@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import rank
 from engine.kernels.rank import best_by_keys, sum_of_best_two
 
 FLOATS = st.floats(allow_nan=False, width=32)
@@ -62,24 +59,6 @@ def test_infinite_numbers_keep_their_places_in_a_long_row(infinite, count):
     order[1:3, 50], order[3, :40] = np.finfo(np.float32).max, -np.inf
     order[4] = -order[4]
     assert best_by_keys(order, count).tolist() == plainly(order.tolist(), count, [0] * 96)
-
-
-def test_many_rows_are_ranked_in_several_threads_as_in_one(monkeypatch):
-    random = np.random.default_rng(0)
-    order = random.integers(0, 40, (77, 64)).astype(np.float32)
-    order[5, 7:], order[6, :60] = -np.inf, np.inf
-    alone, two = best_by_keys(order, 4), sum_of_best_two(torch.from_numpy(order.reshape(77, 8, 8)))
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(rank, "_PART", 1000)
-    torch.set_num_threads(3)
-    try:
-        assert np.array_equal(best_by_keys(order, 4), alone)
-        assert torch.equal(sum_of_best_two(torch.from_numpy(order.reshape(77, 8, 8))), two)
-        names = {thread.name for thread in threading.enumerate()}
-        assert any(name.startswith("rank") for name in names), "the threads were not used"
-    finally:
-        torch.set_num_threads(threads)
-    assert alone.tolist() == plainly(order.tolist(), 4, [0] * 64)
 
 
 def test_a_rank_that_breaks_ties_upwards_or_drops_the_last_bits_is_seen():
