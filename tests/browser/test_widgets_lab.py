@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from tests.browser.lab import Notebook, jupyter_lab, without_its_own, write_notebook
 from tests.widgets.examples import PartTokens, long_request
@@ -85,7 +86,7 @@ def test_the_map_in_a_notebook(visit, notebook):
     notebook.python(
         "for n in range(200): counts.draw(np.full((48, 64), 2_500.0 * n)); time.sleep(0.002)"
     )
-    page.locator('.trw-map[data-seq="200"]').wait_for()
+    wait_for_frame(page, notebook, 200)
     page.wait_for_timeout(300)
     sent, skipped, ack = notebook.python(
         "print(counts.feed.num_sent, counts.feed.num_skipped, counts.ack)"
@@ -99,7 +100,19 @@ def test_the_map_in_a_notebook(visit, notebook):
         "    for n in range(40): counts.draw(np.full((48, 64), 5_000.0 * n)); time.sleep(0.05)\n"
         "thread = threading.Thread(target=play); thread.start(); time.sleep(2.5)"
     )
-    page.locator('.trw-map[data-seq="240"]').wait_for()
+    wait_for_frame(page, notebook, 240)
+
+
+def wait_for_frame(page, notebook, seq):
+    """Wait until `counts` shows frame `seq`; if it never does, say what each side knows."""
+    try:
+        page.locator(f'.trw-map[data-seq="{seq}"]').wait_for()
+    except PlaywrightTimeoutError as error:
+        maps = page.locator(".trw-map").evaluate_all(
+            "maps => maps.map(map => [map.dataset.seq, map.isConnected, map.clientWidth])"
+        )
+        feed = notebook.python("print(vars(counts.feed) | {'_waiting': 0}, counts.ack)")
+        raise AssertionError(f"frame {seq} is not shown; maps {maps}; feed {feed}") from error
 
 
 def test_the_stepper_in_a_notebook(visit, notebook):
