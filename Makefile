@@ -16,8 +16,8 @@ PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 # A shell lets what it puts in the background ignore Ctrl-C; the tests must not inherit that.
 HEARS_CTRL_C = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m coverage run -p -m pytest \
-    -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
+RUN     = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m
+PYTEST  = $(RUN) coverage run -p -m pytest -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
 COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing runtime views workbench)
 
 .DEFAULT_GOAL := help
@@ -44,20 +44,20 @@ test: check  ## lint, types, then the test suite with the coverage of engine
 	@$(BIN)/python -m coverage report --fail-under=85
 
 browser: $(STAMP)  ## the page in a real Chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser $(ARGS)
+	@$(RUN) pytest -m browser $(ARGS)
 
 notebooks: $(STAMP)  ## run every notebook from top to bottom
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/notebooks $(ARGS)
+	@$(RUN) pytest tests/notebooks $(ARGS)
 
 drills: $(STAMP)  ## walk every drill every way and the demo, and kill what runs them
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not browser' --timeout 600 \
+	@$(RUN) pytest -m 'not browser' --timeout 600 \
 	    tests/drills tests/demos tests/dashboards/test_start.py $(ARGS)
 
 soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/soak $(ARGS)
+	@$(RUN) pytest tests/soak $(ARGS)
 
 service: $(STAMP)  ## the service under load, fuzz, a real Prometheus and TLS; half an hour
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m slow --timeout 1200 tests/serve $(ARGS)
+	@$(RUN) pytest -s -m slow --timeout 1200 tests/serve $(ARGS)
 
 check: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
