@@ -29,6 +29,8 @@ POINTS: dict[str, str] = {
     "table.publish": "the routing table about to be published",
     "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
     "table.stage": "the routing table whose experts a rank is about to gather; sleep to be late",
+    "draft.propose": "the draft's logits (B, V) fp32 about to be proposed from; shuffle or shift them "
+    "and it no longer fits its target",
     "sampler.noise": "the logits (B, V) fp32 about to be sampled from",
 }
 """Every fault point and the value it is given."""
@@ -50,6 +52,7 @@ class Faults:
     table_publish: Fault | None
     table_unsafe_publish: Fault | None
     table_stage: Fault | None
+    draft_propose: Fault | None
     sampler_noise: Fault | None
 
     def __init__(self) -> None:
