@@ -23,14 +23,14 @@ Fault = Callable[[Any], Any]
 POINTS: dict[str, str] = {
     "gate.logits": "the gate's logits (T, E) fp32, before any policy or selection",
     "gate.lock": "called with None before each gate decision; hold a lock or sleep to make it wait",
+    "gate.capacity": "the rows each expert may take in a layer, while a capacity factor is set",
     "dispatch.send": "rows (R, D) on their way to the experts, ordered by physical expert",
     "experts.compute": "the experts' output rows (R, D), before combine",
     "weights.load": "each tensor read from the checkpoint, before it is copied",
     "table.publish": "the routing table about to be published",
     "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
     "table.stage": "the routing table whose experts a rank is about to gather; sleep to be late",
-    "draft.propose": "the draft's logits (B, V) fp32 about to be proposed from; shuffle or shift them "
-    "and it no longer fits its target",
+    "draft.propose": "the draft's logits (B, V) fp32, before it proposes; shift them: a misfit",
     "sampler.noise": "the logits (B, V) fp32 about to be sampled from",
 }
 """Every fault point and the value it is given."""
@@ -46,6 +46,7 @@ class Faults:
 
     gate_logits: Fault | None
     gate_lock: Fault | None
+    gate_capacity: Fault | None
     dispatch_send: Fault | None
     experts_compute: Fault | None
     weights_load: Fault | None
