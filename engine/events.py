@@ -24,24 +24,38 @@ Float64 = npt.NDArray[np.float64]
 
 STAGES = (
     "schedule",
+    "plan",
+    "draft",
     "embed",
     "attention",
     "gate",
     "select",
     "place",
+    "sort",
     "dispatch",
     "wait",
     "transfer",
+    "format",
     "experts",
     "combine",
     "head",
     "sample",
     "postprocess",
 )
-"""Where a step's time goes, in order. `gate` is the router's product, `select` the choice;
-between ranks `wait` is for the slowest one and `transfer` for rows on their way."""
+"""Where a step's time goes, in order. `gate` is the router's product, `select` the choice, `sort`
+the order by expert, `dispatch` the rows' copies; `plan` decides what a draft model proposes and
+what of it stays, `draft` is its passes, `format` chooses number formats; between ranks `wait` is
+for the slowest one and `transfer` for rows on their way."""
 
-ROUTING_STAGES = ("select", "place", "dispatch")
+LEVELS = {
+    "expert": ("select",),
+    "precision": ("format",),
+    "model": ("plan",),
+    "device": ("place", "sort"),
+}
+"""The stages in which each of the four levels decides."""
+
+ROUTING_STAGES = ("plan", "select", "place", "sort", "format")
 """The stages that decide: their share of the step is the routing overhead."""
 
 CAUSES = ("accepted", "preemption", "recovery", "rejected_draft", "precision")
@@ -92,6 +106,27 @@ class Decision:
     format: str
     source: tuple[str, ...]
     """`engine/…py:line` of each stage, in the order a token meets them."""
+    bias: Float32
+    """(E,) added to the logits before scoring: the router's own bias and an operator's."""
+    smoothing: Float32
+    """(E,) added to the logits because the experts were used lately; 0 while smoothing is off."""
+    shut: UInt8
+    """(E,) 1 for an expert outside the groups that a group-limited gate kept."""
+    capacity: int
+    """Rows that each expert could take in this layer; -1 without a limit. A slot beyond it has
+    physical expert -1."""
+    unit: int
+    """The unit of rows that shared a number format, -1 where each row has the engine's."""
+    format_reason: str = ""
+    """Why the unit got its number format."""
+    model: str = "target"
+    """Who proposed the token: `draft`, or `target` for a prompt's and its own."""
+    verdict: str = ""
+    """What became of a proposed token: `accepted` or `rejected`; empty for others."""
+    looked_up: tuple[str, ...] = ()
+    """The stages whose answer was found in a table of earlier ones instead of worked out."""
+    stage_ms: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of each stage in this layer, for all rows of the step together."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,9 @@ thread may heal it in between. Faults are set and cleared through
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import FaultError, nearest
@@ -37,6 +39,51 @@ POINTS: dict[str, str] = {
 
 ONLY_IN_DRILLS = ("table.unsafe_publish",)
 """Points that only an engine opened for a drill lets anybody set: they switch a safeguard off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A fault that only takes time: whatever passes the point goes on unchanged."""
+
+    seconds: float
+
+    def __call__(self, value: Any) -> Any:
+        """Sleep, then return the value."""
+        time.sleep(self.seconds)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class SafeFault:
+    """A fault an engine that serves may be given: it is late for a while, and never wrong."""
+
+    point: str
+    most_ms: float
+    words: str
+    """What it does, for people."""
+
+    def of(self, delay_ms: float) -> Delay:
+        """Return the fault.
+
+        Raises:
+            FaultError: the delay is not above 0 or longer than `most_ms`.
+        """
+        if not 0 < delay_ms <= self.most_ms:
+            raise FaultError(
+                f"delay_ms ({delay_ms:g}) must be above 0 and at most {self.most_ms:g} at "
+                f"{self.point}."
+            )
+        return Delay(delay_ms / 1e3)
+
+
+SAFE = {
+    "slow-gate": SafeFault("gate.lock", 50.0, "every gate decision waits"),
+    "slow-send": SafeFault("dispatch.send", 50.0, "rows leave late for their experts"),
+    "slow-experts": SafeFault("experts.compute", 50.0, "the experts take longer"),
+    "slow-publish": SafeFault("table.publish", 5000.0, "a new table is published late"),
+    "slow-staging": SafeFault("table.stage", 5000.0, "ranks gather the experts of a table late"),
+}
+"""The faults that may be set from outside on an engine that somebody uses, by name."""
 
 
 class Faults:

@@ -20,12 +20,14 @@ from engine.faults import Faults
 from engine.kernels.registry import Target
 from engine.model.batch import Span, lay_out
 from engine.model.kv_cache import KVCache
+from engine.model.moe import MoE
 from engine.model.ranges import annotate
 from engine.model.sampler import sample
 from engine.model.step import StageClock, StepContext
 from engine.model.transformer import Transformer
+from engine.routing.capacity import Capacity
 from engine.routing.policy import LayerPolicy
-from engine.routing.smoothing import Smoother
+from engine.routing.smoothing import NEVER, Smoother, Smoothing
 from engine.routing.table import RoutingTable
 
 CANARY_REQUEST = -2
@@ -48,7 +50,8 @@ class Work:
     """One per MoE layer."""
     record: bool
     """Whether somebody listens, so that decisions are kept."""
-    smoothing: float = 0.0
+    smoothing: Smoothing = field(default_factory=Smoothing)
+    capacity_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Outcome:
     logits_BV: Tensor
     """(B, V) fp32, a row for each of `tokens`."""
     last_experts: list[Int64] = field(default_factory=list)
-    """While smoothing is on: the (L, K) experts of each span's last token."""
+    """While smoothing is on: for each span (L, E) how long ago each expert was last used."""
 
 
 class Rank:
@@ -70,7 +73,16 @@ class Rank:
     def __init__(
         self, model: Transformer, model_config: ModelConfig, config: EngineConfig, faults: Faults
     ) -> None:
+        assert not any(module.training for module in model.modules()), (
+            "the model is set to train: noise on the gate and its balancing loss belong there alone"
+        )
         self.model, self.config, self.faults = model, config, faults
+        moes = [module for module in model.modules() if isinstance(module, MoE)]
+        self._gates = {
+            layer: moe.gate for layer, moe in zip(model_config.moe_layers, moes, strict=True)
+        }
+        self._tables = [moe.placer.look_ups for moe in moes]
+        self._tables += [moe.dispatcher.order.look_ups for moe in moes[:1]]
         annotate(model)
         self.cache = KVCache(
             model_config.num_layers,
@@ -98,15 +110,25 @@ class Rank:
             [draw.position for draw in drawing],
         )
         clock.mark("sample")
-        last = [] if step.smoother is None else list(step.smoother.previous_SLK.cpu().numpy())
+        last = [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
         return Outcome(step, tokens, logits_BV, last)
+
+    @property
+    def look_ups(self) -> tuple[int, int]:
+        """How many look-ups found an answer since the start, and how many did not."""
+        return sum(table.hits for table in self._tables), sum(t.misses for t in self._tables)
+
+    def look_up(self, max_rows: int) -> None:
+        """Look answers up in steps of at most `max_rows` rows from now on; 0 never."""
+        for table in self._tables:
+            table.max_rows = max_rows
+            table.forget()
 
     def records(self, outcome: Outcome, work: Work) -> RowRecords | None:
         """Copy out what `work` decided; None when it kept no records."""
         if not work.record:
             return None
-        layers = self.model.config.moe_layers
-        return row_records(outcome.step, work.spans, layers, self.config.number_format)
+        return row_records(outcome.step, work.spans, self._gates, self.config.number_format)
 
     def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
         """Run `work` and return the (T, V) logits of every row, sampling nothing."""
@@ -126,17 +148,19 @@ class Rank:
         )
         if work.smoothing and work.spans and table.num_layers:
             step.smoother = self._smoother(work.spans, table.num_layers, work.smoothing)
+        if work.capacity_factor is not None and table.num_layers:
+            step.capacity = Capacity(work.capacity_factor, table.num_layers, table.num_experts)
         return step
 
-    def _smoother(self, spans: Sequence[Span], num_layers: int, bonus: float) -> Smoother:
-        """Gather what the token before each span used; unknown where smoothing was off then."""
-        shape = (len(spans), num_layers, self.model.config.top_k)
-        previous_SLK = torch.full(shape, -1, dtype=torch.int64)
+    def _smoother(self, spans: Sequence[Span], num_layers: int, smoothing: Smoothing) -> Smoother:
+        """Gather what was used before each span; nothing where smoothing was off then."""
+        shape = (len(spans), num_layers, self.model.config.num_experts)
+        ages_SLE = torch.full(shape, NEVER, dtype=torch.int64)
         for row, span in enumerate(spans):
-            if span.previous_LK is not None:
-                previous_SLK[row] = torch.from_numpy(span.previous_LK)
+            if span.ages_LE is not None:
+                ages_SLE[row] = torch.from_numpy(span.ages_LE)
         device = self.model.embed.weight.device
-        return Smoother(bonus, [len(span.token_ids) for span in spans], previous_SLK.to(device))
+        return Smoother(smoothing, [len(span.token_ids) for span in spans], ages_SLE.to(device))
 
     def _last_rows(self, spans: Sequence[Span]) -> Tensor:
         """Return the last row of each span that draws a token."""

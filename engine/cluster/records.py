@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from engine.kernels.topk import route
 from engine.model.batch import Span
 from engine.model.moe import Experts
 from engine.model.step import LayerRecord, StepContext
-from engine.routing.decision import RowKey, decision_of
+from engine.routing.decision import Circumstances, RowKey, decision_of
 from engine.routing.device import Placer
 from engine.routing.gate import Gate
 
@@ -40,23 +40,22 @@ class RowRecords:
 
 
 def row_records(
-    step: StepContext, spans: Sequence[Span], moe_layers: tuple[int, ...], number_format: str
+    step: StepContext, spans: Sequence[Span], gates: Mapping[int, Gate], number_format: str
 ) -> RowRecords:
     """Copy out what a step that kept records decided.
 
     Args:
         step: the step, after it ran.
         spans: what it ran.
-        moe_layers: the model's number of each MoE layer.
+        gates: by the model's number of each MoE layer, in order.
         number_format: in which the experts ran.
     """
     records = step.records
     assert records is not None, "the step ran without records"
     host, num_rows = step.host, len(step.host.token_ids)
     topk_ids = _stack([r.gate.selection.topk_ids_TK for r in records], np.int16, num_rows)
-    identity = step.table.is_identity
     phy_ids = topk_ids
-    if not identity:
+    if not step.table.is_identity or step.capacity is not None:
         phy_ids = _stack([r.phy_ids_TK for r in records], np.int16, num_rows)
     return RowRecords(
         request_ids=host.request_ids,
@@ -69,7 +68,7 @@ def row_records(
             [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
         ),
         margins=_margins(records, num_rows),
-        decisions=tuple(_decisions(spans, step, moe_layers, phy_ids, number_format)),
+        decisions=tuple(_decisions(spans, step, gates, phy_ids, number_format)),
     )
 
 
@@ -97,12 +96,18 @@ def _margins(records: list[LayerRecord], num_rows: int) -> Any:
 def _decisions(
     spans: Sequence[Span],
     step: StepContext,
-    moe_layers: tuple[int, ...],
+    gates: Mapping[int, Gate],
     phy_ids: Any,
     number_format: str,
 ) -> Iterator[Decision]:
     """Copy the whole decision of every watched token, layer by layer."""
     assert step.records is not None, "the step ran without records"
+    if not any(span.watched for span in spans):
+        return
+    how = [
+        _circumstances(step, place, layer, gate, number_format)
+        for place, (layer, gate) in enumerate(gates.items())
+    ]
     first_row = 0
     for span in spans:
         for position in span.watched:
@@ -111,16 +116,29 @@ def _decisions(
             key = RowKey(row, span.request_id, position, token, span.home)
             for place, record in enumerate(step.records):
                 yield decision_of(
-                    key,
-                    place,
-                    record.gate,
-                    phy_ids[:, place],
-                    step.table,
-                    layer=moe_layers[place],
-                    number_format=number_format,
-                    source=sources(),
+                    key, place, record.gate, phy_ids[:, place], step.table, how[place]
                 )
         first_row += len(span.token_ids)
+
+
+def _circumstances(
+    step: StepContext, place: int, layer: int, gate: Gate, number_format: str
+) -> Circumstances:
+    """Gather what else bore on one layer's choice: all of it was noted while the step ran."""
+    assert step.records is not None, "the step ran without records"
+    record, policy = step.records[place], step.policies[place]
+    biases = [bias for bias in (gate.logit_bias, policy and policy.bias_E) if bias is not None]
+    return Circumstances(
+        layer=layer,
+        source=sources(),
+        number_format=number_format,
+        bias_E=sum(biases[1:], biases[0]) if biases else None,
+        bonus_TE=record.bonus_TE,
+        why_TK=record.why_TK,
+        capacity=step.capacity.rows[place] if step.capacity else -1,
+        looked_up=record.looked_up,
+        stage_ms=step.clock.between(*record.spans),
+    )
 
 
 @functools.cache

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from engine.errors import RoutingError
 from engine.faults import Faults
+from engine.kernels.permute import Permutation
 from engine.kernels.registry import Ops
+from engine.routing.cache import LookUps
 from engine.routing.table import Int, RoutingTable
 
 V = TypeVar("V")
@@ -54,6 +56,10 @@ class Dispatcher(Protocol):
     A flight, and what `combine` returns, is waited for by `arrive`.
     """
 
+    @property
+    def order(self) -> Order:
+        """How rows are put in order."""
+
     def dispatch(
         self,
         x_TD: Tensor,
@@ -70,11 +76,41 @@ class Dispatcher(Protocol):
         """Bring one flight's results home and add them up, weighted."""
 
 
+class Order:
+    """The order of rows by expert, looked up where the same few ids come again.
+
+    It depends on the ids alone, so one table serves all layers.
+    """
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self.look_ups: LookUps[Permutation] = LookUps()
+        self.found = False
+        """Whether the last order was looked up."""
+        self._num_physical = 0
+
+    def by_expert(self, phy_ids_TK: Tensor, num_physical: int) -> Permutation:
+        """Do what `engine.kernels.permute.permute` does."""
+        if num_physical != self._num_physical:
+            self.look_ups.forget()
+            self._num_physical = num_physical
+        key = self.look_ups.key(phy_ids_TK)
+        order = None if key is None else self.look_ups.get(key)
+        self.found = order is not None
+        if order is None:
+            made: Permutation = self.ops.permute(phy_ids_TK, num_physical)
+            if key is not None:
+                self.look_ups.keep(key, made)
+            return made
+        return order
+
+
 class LocalDispatcher:
     """Moves rows inside one process; nothing is sent and nothing overlaps."""
 
     def __init__(self, ops: Ops, faults: Faults) -> None:
         self.ops, self.faults = ops, faults
+        self.order = Order(ops)
 
     def dispatch(
         self,
@@ -97,7 +133,8 @@ class LocalDispatcher:
             one flight, which brings rows (R, D) ordered by physical expert, and the handle for
             `combine`.
         """
-        source_R, row_of_N, counts = self.ops.permute(phy_ids_TK, table.num_physical)
+        source_R, row_of_N, counts = self.order.by_expert(phy_ids_TK, table.num_physical)
+        mark("sort")
         rows_RD = x_TD.index_select(0, source_R)
         if (fault := self.faults.dispatch_send) is not None:
             rows_RD = fault(rows_RD)

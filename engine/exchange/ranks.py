@@ -27,6 +27,7 @@ from torch import Tensor
 from engine.config import EXCHANGES, one_of
 from engine.errors import RoutingError
 from engine.events import Flights, Int64
+from engine.exchange.dispatch import Order
 from engine.exchange.group import Arrival, Group
 from engine.faults import Faults
 from engine.kernels.registry import Ops
@@ -176,10 +177,15 @@ class RankDispatcher:
     """The step's clock."""
     log: list[FlightLog] | None = field(default=None, init=False)
     """What was under way in the step; None when nobody wants to know."""
+    order: Order = field(init=False)
+    """Of the rows by expert."""
     _parts: tuple[slice, ...] = (slice(None),)
     _mode: str = "grouped"
     _shares: Shares | None = None
     _group: Group | None = None
+
+    def __post_init__(self) -> None:
+        self.order = Order(self.ops)
 
     @property
     def group(self) -> Group:
@@ -263,8 +269,8 @@ class RankDispatcher:
         shares = self._shares
         assert shares is not None and shares.table is table, "`begin` was not told of this table"
         positions_TK = shares.position_of_phy[phy_ids_TK].where(phy_ids_TK >= 0, -1)
-        source_R, row_of_N, counts = self.ops.permute(positions_TK, table.num_physical)
-        self.mark("dispatch")
+        source_R, row_of_N, counts = self.order.by_expert(positions_TK, table.num_physical)
+        self.mark("sort")
         counts_GS = self.exchange_counts(counts, shares, layer)
         self.mark("wait")
         sent = [sum(part) for part in _split(counts, shares.slots)]

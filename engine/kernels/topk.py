@@ -42,6 +42,9 @@ class Selection(NamedTuple):
     """(T, E) fp32 every expert's score, from which the weights come."""
     bad_rows: int | Tensor
     """Rows with a logit that was not finite; on a GPU a 0-dim tensor that stays there."""
+    shut_TE: Tensor | None = None
+    """(T, E) bool the experts outside the groups kept; None without groups, without explanation,
+    and from a GPU's kernel."""
 
 
 def route(
@@ -154,10 +157,10 @@ def select(
     scores_TE = None
     if explain or not router.weighs_logits:
         scores_TE = _score(logits_TE, router)
-    order_TE = logits_TE
+    order_TE, shut_TE = logits_TE, None
     if not router.orders_logits:
         assert scores_TE is not None
-        order_TE = _order(scores_TE, router, selection_bias_E, preferred_E, banned_E)
+        order_TE, shut_TE = _order(scores_TE, router, selection_bias_E, preferred_E, banned_E)
     num_ranked = min(router.top_k + explain, logits_TE.shape[1])
     ranked_ids_TJ = _rank(order_TE, num_ranked, preferred_E, banned_E)
     topk_ids_TK = ranked_ids_TJ[:, : router.top_k]
@@ -167,7 +170,9 @@ def select(
     assert scores_TE is not None
     compared_TE = scores_TE if router.orders_logits else order_TE
     ranked_scores_TJ = compared_TE.gather(-1, ranked_ids_TJ)
-    return Selection(topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, 0)
+    return Selection(
+        topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, 0, shut_TE
+    )
 
 
 def joined(parts: Sequence[Selection], rows: Tensor | slice) -> Selection:
@@ -176,8 +181,8 @@ def joined(parts: Sequence[Selection], rows: Tensor | slice) -> Selection:
     def column(tensors: Sequence[Any]) -> Any:
         return None if tensors[0] is None else torch.cat(list(tensors))[rows]
 
-    *tensors, bad_rows = zip(*parts, strict=True)
-    return Selection._make([*map(column, tensors), sum(bad_rows)])
+    *tensors, bad_rows, shut = zip(*parts, strict=True)
+    return Selection._make([*map(column, tensors), sum(bad_rows), column(shut)])
 
 
 def check_logits(
@@ -241,17 +246,22 @@ def _order(
     selection_bias_E: Tensor | None,
     preferred_E: Tensor | None,
     banned_E: Tensor | None,
-) -> Tensor:
-    """Return (T, E) what is compared: scores with the selection bias, masked outside the groups."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return (T, E) what is compared: scores with the selection bias, masked outside the groups.
+
+    The second is where they are masked, None without groups.
+    """
     order_TE = scores_TE if selection_bias_E is None else scores_TE + selection_bias_E
     if banned_E is not None:
         order_TE = order_TE.masked_fill(banned_E, -math.inf)
     if (limit := router.groups) is not None:
-        order_TE = _limited(order_TE, limit, preferred_E)
-    return order_TE
+        return _limited(order_TE, limit, preferred_E)
+    return order_TE, None
 
 
-def _limited(order_TE: Tensor, limit: GroupLimit, preferred_E: Tensor | None) -> Tensor:
+def _limited(
+    order_TE: Tensor, limit: GroupLimit, preferred_E: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Mask the experts outside the best groups of each row, unless they are preferred."""
     num_tokens, num_experts = order_TE.shape
     size = num_experts // limit.num_groups
@@ -261,7 +271,8 @@ def _limited(order_TE: Tensor, limit: GroupLimit, preferred_E: Tensor | None) ->
     shut_TG1 = torch.ones_like(worth_TG, dtype=torch.bool).scatter_(1, best_TG, False).unsqueeze(-1)
     if preferred_E is not None:
         shut_TG1 = shut_TG1 & ~preferred_E.view(limit.num_groups, size)
-    return order_TGS.masked_fill(shut_TG1, limit.masked).flatten(1)
+    masked_TE = order_TGS.masked_fill(shut_TG1, limit.masked).flatten(1)
+    return masked_TE, shut_TG1.expand_as(order_TGS).flatten(1)
 
 
 def _weigh(

@@ -46,8 +46,9 @@ class Span:
     """Set when the span reaches the sequence's end, so that a next token follows."""
     watched: tuple[int, ...] = ()
     """Positions within the span whose whole decision is recorded."""
-    previous_LK: Int64 | None = None
-    """While smoothing is on: the experts of the token before `start`, where they are known."""
+    ages_LE: Int64 | None = None
+    """While smoothing is on: how many tokens before `start` each expert was last used, where that
+    is known."""
 
 
 def lay_out(

@@ -35,17 +35,20 @@ class MoE(nn.Module):
         self.index = index
         self.gate = Gate(config, parts.ops, parts.faults)
         self.placer = Placer()
-        self.dispatcher = parts.dispatcher
+        self.dispatcher, self.faults = parts.dispatcher, parts.faults
         self.experts = Experts(config, parts)
 
     def forward(self, x_TD: Tensor, step: StepContext) -> Tensor:
         """Send each token to its experts and add up what they return; (T, D) in and out."""
         mark, table, layer = step.clock.mark, step.table, self.index
+        first_span = step.clock.num_kept
         logits_TE = self.gate.logits(x_TD)
         mark("gate")
-        chosen = self._select(logits_TE, step)
+        chosen, bonus_TE = self._select(logits_TE, step)
         mark("select")
         phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)
+        if step.capacity is not None:
+            phy_ids_TK = step.capacity.limit(chosen, phy_ids_TK, layer, self.faults.gate_capacity)
         mark("place")
         flights = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer, mark)
         returns = []
@@ -61,16 +64,27 @@ class MoE(nn.Module):
         mark("combine")
         step.bad_rows += int(chosen.bad_rows)
         if step.records is not None:
-            step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))
+            record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK)
+            step.records.append(self._explained(record, bonus_TE, first_span, step))
         return y_TD
 
-    def _select(self, logits_TE: Tensor, step: StepContext) -> Selection:
+    def _select(self, logits_TE: Tensor, step: StepContext) -> tuple[Selection, Tensor | None]:
         policy, explain = step.policies[self.index], step.records is not None
         if (smoother := step.smoother) is None:
-            return self.gate.select(logits_TE, policy, explain=explain)
+            return self.gate.select(logits_TE, policy, explain=explain), None
         return smoother.select(
             partial(self.gate.select, policy=policy, explain=explain), logits_TE, self.index
         )
+
+    def _explained(
+        self, record: LayerRecord, bonus_TE: Tensor | None, first_span: int, step: StepContext
+    ) -> LayerRecord:
+        """Note beside the choice how it came about; nothing here is worked out."""
+        found = (("place", self.placer.found), ("sort", self.dispatcher.order.found))
+        record.looked_up = tuple(stage for stage, was in found if was)
+        record.why_TK, record.bonus_TE = self.placer.last.why_TK, bonus_TE
+        record.spans = (first_span, step.clock.num_kept)
+        return record
 
 
 class Experts(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.events import STAGES, Int64, Spans
 from engine.kernels.attention import AttentionPlan
+from engine.routing.capacity import Capacity
 from engine.routing.gate import GateOutput
 from engine.routing.policy import LayerPolicy
 from engine.routing.smoothing import Smoother
@@ -48,6 +49,19 @@ class StageClock:
             self._spent[stage] += int(milliseconds * 1e6)
         self._last = time.perf_counter_ns()
 
+    @property
+    def num_kept(self) -> int:
+        """Stretches of time remembered so far."""
+        return len(self._kept or ())
+
+    def between(self, first: int, end: int) -> dict[str, float]:
+        """Return milliseconds by stage of the stretches `first` to `end`, only those there are."""
+        found: dict[str, float] = {}
+        for number, begin, over in (self._kept or ())[first:end]:
+            stage = STAGES[number]
+            found[stage] = found.get(stage, 0.0) + (over - begin) / 1e6
+        return found
+
     def spans(self, origin_ns: int) -> Spans:
         """Return what was kept, in milliseconds since `origin_ns`."""
         kept = np.array(self._kept or (), np.int64).reshape(-1, 3)
@@ -69,6 +83,15 @@ class LayerRecord:
 
     gate: GateOutput
     phy_ids_TK: Tensor
+    """(T, K) physical experts, -1 for a slot that was dropped."""
+    why_TK: Tensor | None = None
+    """Why each replica was taken, see `engine.routing.device`; None without replicas."""
+    bonus_TE: Tensor | None = None
+    """(T, E) what smoothing added to the logits; None while it is off."""
+    looked_up: tuple[str, ...] = ()
+    """The stages whose answer was found in a table."""
+    spans: tuple[int, int] = (0, 0)
+    """The first and the end of the clock's stretches that belong to this layer."""
 
 
 class HostRows(NamedTuple):
@@ -104,6 +127,8 @@ class StepContext:
     """One per MoE layer, in order; None when nobody listens."""
     smoother: Smoother | None = None
     """None while smoothing is off."""
+    capacity: Capacity | None = None
+    """None while nothing is dropped."""
     rotary: tuple[Tensor, Tensor] = field(init=False)
     """cos and sin (T, 1, hd), set by the transformer."""
     places: Tensor = field(init=False)

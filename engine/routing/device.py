@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from engine.routing.cache import LookUps
 from engine.routing.table import RoutingTable
 
 TILE_ROWS = 16
 """Rows that an expert computes at once; a row more in a tile that is begun costs no time."""
+
+ONLY, HOME, FULL, AWAY = range(4)
+"""Why a replica was taken: it is the only one; it is at the token's home; the one at home had its
+share of rows; there is none at home."""
+
+
+class Placement(NamedTuple):
+    """Where the rows of one layer went, and why; read by the record of decisions."""
+
+    phy_ids_TK: Tensor
+    """(T, K) int64 physical experts."""
+    why_TK: Tensor | None
+    """(T, K) int64 `ONLY`, `HOME`, `FULL` or `AWAY`; None where no expert has replicas."""
 
 
 class Placer:
@@ -21,6 +37,11 @@ class Placer:
     def __init__(self) -> None:
         self._table: RoutingTable | None = None
         self._layer = -1
+        self.look_ups: LookUps[Placement] = LookUps()
+        self.last: Placement
+        """What the last call decided."""
+        self.found = False
+        """Whether it was looked up."""
 
     def place(
         self,
@@ -48,37 +69,58 @@ class Placer:
             rows_GE: (G, E) int64 rows that each device brings for each expert in this step; None
                 counts them here, which is right when all tokens of the step are here.
         """
+        self.found = False
         if table.is_identity:
+            self.last = Placement(topk_ids_TK, None)
             return topk_ids_TK
         if self._table is not table or self._layer != layer:
             self._replicas = _Replicas(table, layer, topk_ids_TK.device)
             self._table, self._layer = table, layer
+            self.look_ups.forget()
+        key = self.look_ups.key(topk_ids_TK, homes_T) if rows_GE is None else None
+        placed = None if key is None else self.look_ups.get(key)
+        self.found = placed is not None
+        if placed is None:
+            placed = self._work_out(topk_ids_TK, homes_T, rows_GE)
+            if key is not None:
+                self.look_ups.keep(key, placed)
+        self.last = placed
+        return placed.phy_ids_TK
+
+    def _work_out(self, topk_ids_TK: Tensor, homes_T: Tensor, rows_GE: Tensor | None) -> Placement:
         replicas = self._replicas
         only_TK = replicas.first_E[topk_ids_TK]
         if not replicas.num_experts:
-            return only_TK
+            return Placement(only_TK, None)
         which_TK = replicas.index_E[topk_ids_TK]
         cells_TK = homes_T.unsqueeze(1) * replicas.num_columns + which_TK
         counts_C, turn_N = _count(cells_TK.flatten(), replicas.num_cells)
         rows_C = counts_C if rows_GE is None else replicas.columns(rows_GE).flatten()
-        shared_N = _Shares(replicas, rows_C).physical(cells_TK.flatten(), turn_N)
-        return torch.where(which_TK < replicas.num_experts, shared_N.view_as(only_TK), only_TK)
+        shared_N, why_N = _Shares(replicas, rows_C).physical(cells_TK.flatten(), turn_N)
+        several_TK = which_TK < replicas.num_experts
+        phy_ids_TK = torch.where(several_TK, shared_N.view_as(only_TK), only_TK)
+        return Placement(phy_ids_TK, torch.where(several_TK, why_N.view_as(only_TK), ONLY))
 
     @staticmethod
-    def reason(expert: int, physical: int, home: int, table: RoutingTable, layer: int) -> str:
-        """Say in words why `physical` was taken for `expert` by a token on device `home`."""
-        replicas, device = int(table.num_replicas[layer, expert]), int(table.rank_of_phy[physical])
-        if replicas == 1:
+    def reason(why: int, device: int, home: int, copies: int) -> str:
+        """Say in words why a token of device `home` went to `device`, for one of `Placement.why`.
+
+        Args:
+            why: `ONLY`, `HOME`, `FULL` or `AWAY`.
+            device: where the physical expert lives.
+            home: the device whose attention owns the token.
+            copies: of the logical expert.
+        """
+        if why == ONLY:
             return f"the only copy, on device {device}"
-        if device == home:
-            return f"one of {replicas} copies, this one on the token's own device {device}"
-        held = table.phy2log[layer, table.rank_of_phy == home]
-        if expert in held.tolist():
+        if why == HOME:
+            return f"one of {copies} copies, this one on the token's own device {device}"
+        if why == FULL:
             return (
-                f"one of {replicas} copies; the one on the token's own device {home} had its share "
+                f"one of {copies} copies; the one on the token's own device {home} had its share "
                 f"of rows, so device {device}"
             )
-        return f"none of {replicas} copies on device {home}; spread to device {device}"
+        return f"none of {copies} copies on device {home}; spread to device {device}"
 
 
 class _Replicas:
@@ -138,13 +180,15 @@ class _Shares:
         edges_HR = _dealt(room_HR, away_H1, replicas.turn_H1)
         self.room_until = (edges_HR + away_H1.cumsum(0) - away_H1).flatten()
 
-    def physical(self, cells_N: Tensor, turn_N: Tensor) -> Tensor:
-        """Return (N,) the physical expert of each row, the `turn`-th of its cell."""
+    def physical(self, cells_N: Tensor, turn_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (N,) the physical expert of each row, the `turn`-th of its cell, and why."""
         kept_N = self.kept_C[cells_N]
         place_N = self.before_C[cells_N] + turn_N - kept_N
         replica_N = torch.searchsorted(self.room_until, place_N, right=True)
         away_N = self.replicas.log2phy_HR.flatten()[replica_N.clamp(max=len(self.room_until) - 1)]
-        return torch.where(turn_N < kept_N, self.replicas.own_C[cells_N], away_N)
+        own_N, stays_N = self.replicas.own_C[cells_N], turn_N < kept_N
+        why_N = torch.where(own_N >= 0, FULL, AWAY).masked_fill(stays_N, HOME)
+        return torch.where(stays_N, own_N, away_N), why_N
 
 
 def _dealt(room_HR: Tensor, rows_H1: Tensor, turn_H1: Tensor) -> Tensor:

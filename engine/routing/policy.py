@@ -14,6 +14,8 @@ from torch import Tensor
 
 from engine.errors import RoutingError
 from engine.kernels.topk import Selection
+from engine.routing.capacity import check_factor
+from engine.routing.smoothing import Smoothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class LayerPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingPolicy:
-    """Bans, forced experts, biases and smoothing of all MoE layers; a layer of None is each."""
+    """Bans, forced experts, biases, smoothing and capacity of all MoE layers.
+
+    A layer of None is each of them.
+    """
 
     num_layers: int
     num_experts: int
@@ -48,12 +53,25 @@ class RoutingPolicy:
     forced: frozenset[tuple[int, int]] = frozenset()
     bias: dict[tuple[int, int], float] = field(default_factory=dict)
     smoothing: float = 0.0
-    """Bonus on the experts of the previous token, see `engine.routing.smoothing`; 0 is off."""
+    """Bonus on the experts used lately, see `engine.routing.smoothing`; 0 is off."""
+    smoothing_window: int = 1
+    """Tokens for which an expert counts as used lately."""
+    smoothing_decay: float = 1.0
+    """Factor on the bonus for every further token since the last use."""
+    capacity_factor: float | None = None
+    """Of `engine.routing.capacity`; None drops nothing."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is set, so that the gate can skip the policy."""
-        return not (self.banned or self.forced or self.bias or self.smoothing)
+        return not (
+            self.banned or self.forced or self.bias or self.smoothing or self.capacity_factor
+        )
+
+    @property
+    def lean(self) -> Smoothing:
+        """The smoothing in force."""
+        return Smoothing(self.smoothing, self.smoothing_window, self.smoothing_decay)
 
     def ban(self, layer: int | None, expert: int) -> RoutingPolicy:
         """Return a policy in which `expert` is never chosen in `layer`."""
@@ -69,11 +87,28 @@ class RoutingPolicy:
             raise RoutingError(f"bias ({value}) must be a number between -10000 and 10000.")
         return replace(self, bias=self.bias | dict.fromkeys(self._cells(layer, expert), value))
 
-    def smoothed(self, bonus: float) -> RoutingPolicy:
-        """Return a policy that smooths by `bonus`."""
-        if not 0 <= bonus <= 100:
-            raise RoutingError(f"bonus ({bonus}) must be a number between 0 and 100.")
-        return replace(self, smoothing=float(bonus))
+    def smoothed(self, bonus: float, window: int = 1, decay: float = 1.0) -> RoutingPolicy:
+        """Return a policy that smooths by `bonus` over `window` tokens.
+
+        Raises:
+            RoutingError: a number is out of range.
+        """
+        lean = Smoothing(float(bonus), window, float(decay))
+        return replace(
+            self,
+            smoothing=lean.strength,
+            smoothing_window=lean.window,
+            smoothing_decay=lean.decay,
+        )
+
+    def limited(self, factor: float | None) -> RoutingPolicy:
+        """Return a policy that lets each expert take `factor` times its even share of rows.
+
+        Raises:
+            RoutingError: the factor is out of range.
+        """
+        check_factor(factor)
+        return replace(self, capacity_factor=factor)
 
     def layers(self) -> tuple[LayerPolicy | None, ...]:
         """Return one policy per MoE layer, None where nothing is set."""

@@ -81,25 +81,27 @@ class Runner:
 
 def work_of(chunks: Iterable[Chunk], fresh_blocks: list[int], terms: Terms) -> Work:
     """Write down all that a rank needs to run `chunks`."""
-    smoothing, record = terms.in_force.policy.smoothing, terms.record
+    policy, record = terms.in_force.policy, terms.record
+    smoothing = policy.lean
     return Work(
         spans=[span_of(chunk, smoothing=bool(smoothing), record=record) for chunk in chunks],
         fresh_blocks=fresh_blocks,
         policies=terms.in_force.layers,
         record=record,
         smoothing=smoothing,
+        capacity_factor=policy.capacity_factor,
     )
 
 
 def span_of(chunk: Chunk, *, smoothing: bool, record: bool) -> Span:
     """Write down all that a rank needs to run one chunk."""
-    sequence, previous_LK = chunk.sequence, None
+    sequence, ages_LE = chunk.sequence, None
     watched: tuple[int, ...] = ()
     if record and sequence.watch:
         watched = tuple(sequence.watch.intersection(range(chunk.start, chunk.end)))
     if smoothing:
-        position, last_LK = sequence.last_experts or (-1, None)
-        previous_LK = last_LK if position == chunk.start - 1 else None
+        position, last_LE = sequence.last_experts or (-1, None)
+        ages_LE = last_LE if position == chunk.start - 1 else None
     return Span(
         sequence.request_id,
         sequence.home,
@@ -108,7 +110,7 @@ def span_of(chunk: Chunk, *, smoothing: bool, record: bool) -> Span:
         tuple(sequence.blocks),
         Draw(sequence.params, sequence.seed, chunk.end) if chunk.samples else None,
         watched,
-        previous_LK,
+        ages_LE,
     )
 
 
@@ -118,6 +120,6 @@ def sampled(chunks: Iterable[Chunk], tokens: list[int]) -> list[tuple[Chunk, int
 
 
 def keep_experts(chunks: Iterable[Chunk], last_experts: list[Int64]) -> None:
-    """Remember what each chunk's last token used, for smoothing to lean on."""
-    for chunk, last_LK in zip(chunks, last_experts or (), strict=False):
-        chunk.sequence.last_experts = (chunk.end - 1, np.asarray(last_LK))
+    """Remember what each chunk used lately, for smoothing to lean on."""
+    for chunk, ages_LE in zip(chunks, last_experts or (), strict=False):
+        chunk.sequence.last_experts = (chunk.end - 1, np.asarray(ages_LE))

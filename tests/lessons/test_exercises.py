@@ -248,7 +248,7 @@ def test_measuring_the_overhead(small):
     assert shown == pytest.approx(views.overhead_total(ladder.trace)["share"].item(), abs=6e-4)
 
     def routing(steps):
-        return steps["select_ms"] + steps["place_ms"] + steps["dispatch_ms"]
+        return steps["select_ms"] + steps["place_ms"] + steps["sort_ms"]
 
     wrong = [
         (lambda s: (routing(s) / s["step_ms"]).mean(), "mean of the steps' shares"),

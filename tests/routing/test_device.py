@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.routing.balance import balanced, imbalance
-from engine.routing.device import TILE_ROWS, Placer, _dealt
+from engine.routing.device import AWAY, FULL, HOME, ONLY, TILE_ROWS, Placer, _dealt
 from engine.routing.placement import contiguous, filled
 from tests.routing.test_table import replicated
 
@@ -199,17 +199,47 @@ def test_skewed_loads_are_as_even_as_planned_wherever_the_tokens_live(homes_of):
         assert max_over_mean(starving.sum(axis=0), table) > 1.5 > ours
 
 
-def test_reasons_say_what_the_placement_did():
+def why(ids, homes, table):
+    placer = Placer()
+    placer.place(torch.tensor(ids), torch.tensor(homes), table, 0)
+    return placer.last.why_TK.tolist()
+
+
+def test_the_placement_notes_why_it_took_each_replica():
     table = replicated()
-    assert Placer.reason(2, 2, 1, table, 0) == "the only copy, on device 0"
-    assert "own device 1" in Placer.reason(1, 3, 1, table, 0)
-    assert Placer.reason(0, 5, 0, table, 0) == (
-        "one of 2 copies; the one on the token's own device 0 had its share of rows, so device 1"
+    assert why([[2, 0]], [0], table) == [[ONLY, HOME]]
+    assert (
+        why([[0]] * 50, [0] * 48 + [1] * 2, table) == [[HOME]] * 32 + [[FULL]] * 16 + [[HOME]] * 2
     )
     elsewhere = filled(np.array([[0, 1, 0]]), np.array([0, 1, 1]), 2, 3, version=1)
-    assert "none of 2 copies on device 2; spread to device 1" == Placer.reason(
-        0, 2, 2, elsewhere, 0
+    assert why([[0, 1]], [2], elsewhere) == [[AWAY, ONLY]]
+    placer = Placer()
+    placer.place(torch.tensor([[0]]), torch.tensor([0]), contiguous(1, 4, 2), 0)
+    assert placer.last.why_TK is None, "no expert has replicas"
+
+
+def test_reasons_say_what_the_placement_did():
+    assert Placer.reason(ONLY, 0, 1, 1) == "the only copy, on device 0"
+    assert "own device 1" in Placer.reason(HOME, 1, 1, 2)
+    assert Placer.reason(FULL, 1, 0, 2) == (
+        "one of 2 copies; the one on the token's own device 0 had its share of rows, so device 1"
     )
+    assert "none of 2 copies on device 2; spread to device 1" == Placer.reason(AWAY, 1, 2, 2)
+
+
+def test_what_was_placed_before_is_looked_up_and_the_same():
+    placer, table = Placer(), replicated()
+    ids, homes = torch.tensor([[0, 1]]), torch.tensor([1])
+    first = placer.place(ids, homes, table, 0)
+    assert not placer.found
+    again = placer.place(ids.clone(), homes.clone(), table, 0)
+    assert placer.found and torch.equal(again, first) and placer.look_ups.hits == 1
+    assert placer.place(ids, torch.tensor([0]), table, 0).tolist() == [[0, 1]]
+    assert not placer.found, "another home is another question"
+    placer.place(ids, homes, replicated(), 0)
+    assert not placer.found, "another table forgets what the last one said"
+    placer.place(torch.cat([ids] * 3), torch.cat([homes] * 3), table, 0)
+    assert placer.look_ups.misses == 3, "with so many rows nothing is looked up"
 
 
 # --- negative controls: the laws see each kind of wrong placement ---------------------------------

@@ -60,7 +60,7 @@ def step_event(
         phy_ids=ids,
         topk_weights=np.ones((rows, LAYERS, TOP_K), np.float32),
         margins=np.zeros((rows, LAYERS), np.float32),
-        stage_ms={"attention": 6.0, "experts": 3.0, "select": 0.2, "place": 0.1, "dispatch": 0.3},
+        stage_ms={"attention": 6.0, "experts": 3.0, "select": 0.2, "place": 0.1, "sort": 0.3},
         bad_rows=0,
     )
 

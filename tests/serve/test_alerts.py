@@ -8,7 +8,7 @@ import pytest
 from engine.checkpoint.load import read_config
 from engine.serve.alerts import EXPERT_IDLE, MEAN_LATENCY, RULES, Alerts, readings, with_thresholds
 from engine.serve.health import Health
-from engine.serve.tally import WINDOW_S, ServeTally, balance
+from engine.serve.tally import PAUSE_S, WINDOW_S, ServeTally, balance
 from tests.serve.conftest import MODEL
 
 
@@ -101,7 +101,7 @@ def step(experts, version=0, **options):
         homes=np.zeros(rows, np.int16), causes=np.array(options.get("causes", [0]), np.uint8),
         topk_ids=ids, phy_ids=ids, topk_weights=ids.astype(np.float32),
         margins=np.zeros((rows, 4), np.float32),
-        stage_ms={"select": 0.5, "place": 0.3, "dispatch": 0.2, "experts": 9.0}, bad_rows=0,
+        stage_ms={"select": 0.5, "place": 0.3, "sort": 0.2, "experts": 9.0}, bad_rows=0,
     )  # fmt: skip
 
 
@@ -121,17 +121,23 @@ def test_the_tally_counts_work_and_forgets_what_is_old():
     assert tally.counts_LE.sum() == 28, "sums since the start stay"
 
 
-def test_an_expert_is_idle_only_while_others_work():
+def test_an_expert_is_idle_by_the_clock_however_few_steps_there_are():
     tally = ServeTally(read_config(MODEL), 1, clock := Clock())
     tally.emit(step([0, 1]))
-    clock.now += 1000
-    assert tally.idle_LE()[0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1], "nothing ran since"
     for _ in range(5):
+        clock.now += 20
         tally.emit(step([0, 2]))
-        clock.now += 1
-    assert tally.idle_LE()[0].tolist()[:4] == [0, 5, 0, 6]
-    health = Health(1)
-    assert readings(tally, health, 0)["expert_idle_s"] == 6.0
+    assert tally.idle_LE()[0].tolist()[:4] == [0, 100, 0, 100]
+    assert readings(tally, Health(1), 0)["expert_idle_s"] == 100.0
+
+
+def test_a_pause_of_the_whole_service_makes_no_expert_idle_for_more_than_a_minute():
+    tally = ServeTally(read_config(MODEL), 1, clock := Clock())
+    tally.emit(step([0, 1]))
+    clock.now += 28_800
+    assert not tally.idle_LE().any(), "nothing ran since"
+    tally.emit(step([0, 2]))
+    assert tally.idle_LE()[0].tolist()[:4] == [0, PAUSE_S, 0, PAUSE_S]
 
 
 def test_a_lost_rank_and_one_behind_are_read():

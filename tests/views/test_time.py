@@ -28,7 +28,7 @@ def timed(number, count, duration_ms, *, prefill=0, **stage_ms):
 # 1 ms with 0.2 ms of routing (20 %), and 9 ms with 0.2 ms (2.2 %).
 TWO = from_steps(
     [
-        timed(0, 1, 1.0, select=0.1, place=0.04, dispatch=0.06, experts=0.5),
+        timed(0, 1, 1.0, select=0.1, place=0.04, sort=0.06, experts=0.5),
         timed(1, 4, 9.0, select=0.1, place=0.1, experts=5.0, attention=3.0),
     ]
 )
@@ -46,11 +46,11 @@ def test_the_stages_of_a_step_and_the_unaccounted_rest_make_the_whole():
 
 def test_a_stage_a_step_did_not_report_is_not_zero():
     table = views.stage_times(TWO)
-    missing = table[(table["stage"] == "dispatch") & (table["step"] == 1)]
+    missing = table[(table["stage"] == "sort") & (table["step"] == 1)]
     assert missing["ms"].isna().all() and missing["share"].isna().all()
     totals = views.stage_totals(TWO).set_index("stage")
-    assert totals.loc["dispatch", "steps"] == 1
-    assert totals.loc["dispatch", "ms_per_step"] == pytest.approx(0.06)
+    assert totals.loc["sort", "steps"] == 1
+    assert totals.loc["sort", "ms_per_step"] == pytest.approx(0.06)
     assert totals.loc["sample", "steps"] == 0 and math.isnan(totals.loc["sample", "ms_per_step"])
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceError
+from engine.events import STAGES
 from engine.runtime.telemetry import Aggregator
 from engine.runtime.telemetry.wire import decode, encode
 from tests.workbench.conftest import record
 from tests.workbench.test_trace_damage import assert_refused, rewrite
 from workbench.trace import load, replay, save
 from workbench.trace import synthetic as made
-from workbench.trace.schema import STAGES_OF
+from workbench.trace.schema import COLUMNS_SINCE, STAGES_OF, VERSION
 
 
 def of_two_ranks(steps=4):
@@ -27,6 +28,30 @@ def of_two_ranks(steps=4):
 @pytest.fixture
 def ranked(tmp_path):
     return save(record(of_two_ranks()), tmp_path / "ranks.moetrace")
+
+
+LATER = [STAGES.index(stage) for stage in STAGES if stage not in STAGES_OF[3]]
+
+
+def as_version_3(members):
+    """Turn a file into what was written before there were four levels."""
+    for name in COLUMNS_SINCE:
+        del members[f"{name}.npy"]
+    for name in ("steps/stage_ms.npy", "ranks/stage_ms.npy"):
+        members[name] = without_columns(members[name], LATER)
+    old_of_now = [STAGES_OF[3].index(s) if s in STAGES_OF[3] else 0 for s in STAGES]
+    stages = np.array(old_of_now, np.uint8)[np.load(io.BytesIO(members["spans/stages.npy"]))]
+    out = io.BytesIO()
+    np.lib.format.write_array(out, stages)
+    members["spans/stages.npy"] = out.getvalue()
+    events = json.loads(members["events.json"])
+    for text in events["decisions"]:
+        for name in ("format_reason", "model", "verdict", "looked_up", "stage_ms"):
+            del text[name]
+    members["events.json"] = json.dumps(events).encode()
+    manifest = json.loads(members["manifest.json"])
+    manifest |= {"version": 3, "stages": list(STAGES_OF[3])}
+    members["manifest.json"] = json.dumps(manifest).encode()
 
 
 def as_version_1(members):
@@ -42,6 +67,7 @@ def as_version_1(members):
 
 def as_version_2(members):
     """Turn a file into what was written before ranks told when they did what."""
+    as_version_3(members)
     for name in [name for name in members if name.startswith(("spans/", "flights/"))]:
         del members[name]
     manifest = json.loads(members["manifest.json"])
@@ -76,7 +102,7 @@ def test_a_file_of_the_first_version_is_read_as_a_run_in_one_process(file, trace
     before, after = trace.step_event(2).stage_ms, old.step_event(2).stage_ms
     assert after == {stage: before[stage] for stage in STAGES_OF[1]}
     with zipfile.ZipFile(save(old, file)) as archive:
-        assert json.loads(archive.read("manifest.json"))["version"] == 3
+        assert json.loads(archive.read("manifest.json"))["version"] == VERSION
 
 
 def test_a_file_of_the_second_version_is_read_without_its_tracks(ranked):

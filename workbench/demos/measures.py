@@ -137,7 +137,7 @@ MEASURES: dict[str, Measure] = {
     "overlap": Measure(overlap, "share", "sum over experts of the smaller of both domains' shares"),
     "domain_share": Measure(domain_share, "share", "rows of the domain / newest rows"),
     "overhead_share": Measure(
-        overhead_share, "share", "(select + place + dispatch) / step time, over all steps"
+        overhead_share, "share", "(plan + select + place + sort + format) / step, over all steps"
     ),
     "watched_tokens": Measure(watched_tokens, "tokens", "tokens whose decisions are recorded"),
     "weights_sum": Measure(weights_sum, "", "sum of a token's weights, furthest from 1"),

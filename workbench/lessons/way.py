@@ -15,12 +15,12 @@ from workbench.lessons.small import Run
 
 LINES = (
     ("gate", "logits_TE = self.gate.logits(x_TD)"),
-    ("select", "chosen = self._select(logits_TE, step)"),
+    ("select", "chosen, bonus_TE = self._select(logits_TE, step)"),
     ("place", "phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)"),
     ("dispatch", "flights = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer, mark)"),
     ("experts", "out_RD = self.experts(rows_RD, handle)"),
     ("combine", "returns.append(self.dispatcher.combine(out_RD, weights_TK, handle, table))"),
-    ("record", "step.records.append(LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK))"),
+    ("record", "record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK)"),
 )
 """Stage and line, in the order a token meets them."""
 

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 STEP_BYTES = 3072
 """What a step costs beside its numbers: the record, its array heads, its stage times."""
-DECISION_BYTES = 1024
+DECISION_BYTES = 1444
 """What a full decision costs beside its (E,) arrays, likewise."""
 RANK_BYTES = 1536
 """What a rank's part of a step costs beside its counts by device, likewise."""
@@ -122,7 +122,7 @@ class Recorder:
                 size += SPAN_BYTES * len(rank.spans.stages)
                 size += rank.flights.rows.nbytes + FLIGHT_BYTES * len(rank.flights.layers)
         if event.decisions:
-            wide = 8 * len(event.decisions[0].logits)
+            wide = 17 * len(event.decisions[0].logits)
             size += len(event.decisions) * (DECISION_BYTES + wide)
         return size
 

@@ -29,10 +29,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "str | None": (str, type(None)),
     "dict[str, Any]": (dict,),
+    "dict[str, float]": (dict,),
     "tuple[int, ...]": (list,),
     "tuple[str, ...]": (list,),
 }
 """By the annotation of a field: what JSON may hold for it."""
+_LATER_TEXTS = ("format_reason", "model", "verdict", "looked_up", "stage_ms")
+"""What a decision did not tell before version 4."""
 
 
 def to_json(value: Any) -> bytes:
@@ -102,8 +105,8 @@ def unpack_notes(values: Any) -> tuple[tuple[int, Note], ...]:
     return tuple(notes)
 
 
-def unpack_decisions(texts: Any, columns: dict[str, Array]) -> tuple[Decision, ...]:
-    """Join the decisions' texts with their columns.
+def unpack_decisions(texts: Any, columns: dict[str, Array], version: int) -> tuple[Decision, ...]:
+    """Join the decisions' texts with their columns; what a version did not tell stays unsaid.
 
     Raises:
         TraceError: there are not as many texts as lines, or a text has another type.
@@ -112,11 +115,12 @@ def unpack_decisions(texts: Any, columns: dict[str, Array]) -> tuple[Decision, .
     if not isinstance(texts, list) or len(texts) != lines:
         raise TraceError(f"it has {lines} decision lines but other than {lines} texts.")
     known = {f.name: str(f.type) for f in fields(Decision)}
+    told = tuple(name for name in _TEXTS if version >= 4 or name not in _LATER_TEXTS)
     decisions = []
     for line, text in enumerate(texts):
-        if not isinstance(text, dict) or text.keys() != set(_TEXTS):
-            raise TraceError(f"a decision does not have the texts {', '.join(_TEXTS)}.")
-        values = {name: _checked(Decision, name, known[name], text[name]) for name in _TEXTS}
+        if not isinstance(text, dict) or text.keys() != set(told):
+            raise TraceError(f"a decision does not have the texts {', '.join(told)}.")
+        values = {name: _checked(Decision, name, known[name], text[name]) for name in told}
         for name in known.keys() - set(_TEXTS):
             value = columns[f"decisions/{name}"][line]
             values[name] = value if value.ndim else value.item()
@@ -132,6 +136,9 @@ def _checked(kind: type, name: str, annotation: str, value: Any) -> Any:
         if any(type(item) is not wanted for item in value):
             raise TraceError(f"{kind.__name__}.{name} is not {annotation}.")
         return tuple(value)
+    if annotation == "dict[str, float]":
+        if any(type(ms) not in (int, float) or not math.isfinite(ms) for ms in value.values()):
+            raise TraceError(f"{kind.__name__}.{name} is not {annotation}.")
     if annotation == "float" and not math.isfinite(value):
         raise TraceError(f"{kind.__name__}.{name} is {value!r}, not a finite number.")
     return float(value) if annotation == "float" else value

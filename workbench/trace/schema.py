@@ -27,13 +27,24 @@ from engine.errors import TraceError
 from engine.events import CAUSES, STAGES, StartEvent
 
 FORMAT = "moetrace"
-VERSION = 3
+VERSION = 4
 """Raised whenever a reader of the version before would misread the file."""
 
-STAGES_OF = {1: tuple(s for s in STAGES if s not in ("wait", "transfer")), 2: STAGES, 3: STAGES}
-"""The stages of each version that can be read; 1 knew of no ranks."""
+_OLD_STAGES = tuple(s for s in STAGES if s not in ("plan", "draft", "sort", "format"))
+STAGES_OF = {
+    1: tuple(s for s in _OLD_STAGES if s not in ("wait", "transfer")),
+    2: _OLD_STAGES,
+    3: _OLD_STAGES,
+    4: STAGES,
+}
+"""The stages of each version that can be read. 1 knew of no ranks; up to 3 `dispatch` holds the
+sort, and no level but experts and devices decided."""
 TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3}
 """The tables that not every version has, and the first that does."""
+COLUMNS_SINCE = {
+    f"decisions/{name}": 4 for name in ("bias", "smoothing", "shut", "capacity", "unit")
+}
+"""The columns of a table that not every version has, and the first that does."""
 ENGINE = -1
 """In `spans/rank`: the engine's own process."""
 
@@ -76,6 +87,11 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "decisions/physical": ("<i2", ("M", "K")),
     "decisions/devices": ("<i2", ("M", "K")),
     "decisions/table_version": ("<i8", ("M",)),
+    "decisions/bias": ("<f4", ("M", "E")),
+    "decisions/smoothing": ("<f4", ("M", "E")),
+    "decisions/shut": ("|u1", ("M", "E")),
+    "decisions/capacity": ("<i8", ("M",)),
+    "decisions/unit": ("<i4", ("M",)),
     "ranks/step_index": ("<i8", ("Q",)),
     "ranks/rank": ("<i2", ("Q",)),
     "ranks/mode": ("|u1", ("Q",)),
@@ -227,6 +243,9 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
         ("flights/rank", 0, last_device),
         ("ranks/mode", 0, len(EXCHANGES) - 1),
         ("spans/stages", 0, len(STAGES) - 1),
+        ("decisions/shut", 0, 1),
+        ("decisions/capacity", -1, np.iinfo(np.int64).max),
+        ("decisions/unit", -1, np.iinfo(np.int32).max),
         ("flights/layers", 0, last_layer),
         ("flights/results", 0, 1),
         *((f"ranks/{name}", 0, np.iinfo(np.int64).max) for name in _COUNTS),

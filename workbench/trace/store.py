@@ -38,6 +38,7 @@ from engine.events import CAUSES, STAGES
 from workbench.trace import records
 from workbench.trace.schema import (
     COLUMNS,
+    COLUMNS_SINCE,
     FORMAT,
     STAGES_OF,
     TABLES_SINCE,
@@ -210,7 +211,7 @@ def _read(path: Path, file: BinaryIO, max_bytes: int) -> Trace:
             columns = _from_older(columns, sizes(start, **counts), version)
         events = _read_json(archive, members["events.json"])
     notes = records.unpack_notes(events["notes"])
-    decisions = records.unpack_decisions(events["decisions"], columns)
+    decisions = records.unpack_decisions(events["decisions"], columns, version)
     dropped = records.unpack(Dropped, manifest["dropped"])
     return Trace(start, columns, decisions, notes, dropped)
 
@@ -265,23 +266,35 @@ def _columns_of(version: int) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {
         name: column
         for name, column in COLUMNS.items()
-        if version >= TABLES_SINCE.get(name.split("/")[0], 1)
+        if version >= max(TABLES_SINCE.get(name.split("/")[0], 1), COLUMNS_SINCE.get(name, 1))
     }
 
 
 def _from_older(
     columns: dict[str, Array], lengths: dict[str, int], version: int
 ) -> dict[str, Array]:
-    """Add what an older version did not have: empty tables, and stages as unreported."""
-    old_SG = columns["steps/stage_ms"]
-    stage_ms = np.full((len(old_SG), len(STAGES)), np.nan)
-    stage_ms[:, [STAGES.index(stage) for stage in STAGES_OF[version]]] = old_SG
+    """Add what an older version did not have: empty tables and columns, stages as unreported."""
+    now_of_old = np.array([STAGES.index(stage) for stage in STAGES_OF[version]], np.uint8)
+    changed = {}
+    for name in ("steps/stage_ms", "ranks/stage_ms"):
+        if name in columns:
+            old_XG = columns[name]
+            changed[name] = np.full((len(old_XG), len(STAGES)), np.nan)
+            changed[name][:, now_of_old] = old_XG
+    if "spans/stages" in columns:
+        stages = columns["spans/stages"]
+        if stages.size and stages.max() >= len(now_of_old):
+            raise TraceError(f"column 'spans/stages' holds {stages.max()}, which is no stage.")
+        changed["spans/stages"] = now_of_old[stages]
     added = {
         name: np.zeros(tuple(lengths[x] for x in letters), dtype)
         for name, (dtype, letters) in COLUMNS.items()
         if name not in columns
     }
-    return {**columns, **added, "steps/stage_ms": stage_ms}
+    for name in ("decisions/capacity", "decisions/unit"):
+        if name in added:
+            added[name] -= 1
+    return {**columns, **added, **changed}
 
 
 def _read_json(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> dict[str, Any]:

@@ -28,7 +28,10 @@ from engine.events import (
 
 DOMAINS = ("en", "de", "fr", "code", "math")
 _WORDS = "the router sends each token to two of eight experts and adds what comes back ".split()
-_STAGE_MS = (0.1, 0.2, 2.4, 0.5, 0.08, 0.05, 0.14, 0.0, 0.0, 3.1, 0.6, 0.7, 0.3, 0.2)
+_STAGE_MS = (
+    *(0.1, 0.0, 0.0, 0.2, 2.4, 0.5, 0.08, 0.05, 0.1),
+    *(0.04, 0.0, 0.0, 0.0, 3.1, 0.6, 0.7, 0.3, 0.2),
+)
 
 
 def start_event(*, layers: int = 4, experts: int = 8, top_k: int = 2) -> StartEvent:
@@ -160,6 +163,16 @@ def decision(
         table_version=1,
         format=start.dtype,
         source=("engine/routing/gate.py:1", "engine/routing/device.py:1"),
+        bias=rng.normal(size=start.num_experts).astype(np.float32),
+        smoothing=np.zeros(start.num_experts, np.float32),
+        shut=rng.integers(0, 2, start.num_experts).astype(np.uint8),
+        capacity=int(rng.integers(-1, 9)),
+        unit=int(rng.integers(-1, 9)),
+        format_reason="the engine's own",
+        verdict="accepted",
+        model="draft",
+        looked_up=("sort",),
+        stage_ms={"select": 0.25, "sort": 0.5},
     )
 
 

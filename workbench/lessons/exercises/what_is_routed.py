@@ -79,7 +79,10 @@ def measure_overhead(answer: Any, run: Run) -> str:
             "step_ms": [1.0, 9.0, 10.0],
             "select_ms": [0.1, 0.1, 0.3],
             "place_ms": [0.0, 0.05, 0.1],
-            "dispatch_ms": [0.1, 0.05, 0.2],
+            "sort_ms": [0.1, 0.05, 0.2],
+            "plan_ms": [0.0, 0.0, 0.0],
+            "format_ms": [0.0, 0.0, 0.0],
+            "dispatch_ms": [0.2, 0.1, 0.1],
             "gate_ms": [0.2, 0.3, 0.3],
             "experts_ms": [0.3, 4.0, 5.0],
         }
@@ -131,7 +134,7 @@ answer = {
         name="measure the overhead",
         blank="""
 def overhead_share(steps):
-    # steps: a table, one line a step; columns step_ms, select_ms, place_ms, dispatch_ms, …
+    # steps: a table, one line a step; columns step_ms, select_ms, place_ms, sort_ms, …
     return None
 
 
@@ -139,7 +142,7 @@ answer = overhead_share
 """,
         solution="""
 def overhead_share(steps):
-    routing = steps["select_ms"] + steps["place_ms"] + steps["dispatch_ms"]
+    routing = steps["select_ms"] + steps["place_ms"] + steps["sort_ms"]
     return routing.sum() / steps["step_ms"].sum()
 
 
