@@ -60,7 +60,7 @@ class Outcome:
 
     step: StepContext
     tokens: list[int]
-    """The next token of each span that has a `draw`, in their order."""
+    """The next token of each span that has a `draw`, and of each of its drafts, in their order."""
     logits_BV: Tensor
     """(B, V) fp32, a row for each of `tokens`."""
     last_experts: list[Int64] = field(default_factory=list)
@@ -98,16 +98,21 @@ class Rank:
         """Lay out the batch, run the layers, sample."""
         step = self._prepare(work, table, clock)
         x_TD = self.model(self.cache, step)
-        drawing = [span.draw for span in work.spans if span.draw]
+        drawing = [
+            (span.draw, ahead)
+            for span in work.spans
+            if span.draw
+            for ahead in range(span.num_drafts + 1)
+        ]
         logits_BV = self.model.head(x_TD.index_select(0, self._last_rows(work.spans)))
         if (fault := self.faults.sampler_noise) is not None:
             logits_BV = fault(logits_BV)
         clock.mark("head")
         tokens = sample(
             logits_BV,
-            [draw.params for draw in drawing],
-            [draw.seed for draw in drawing],
-            [draw.position for draw in drawing],
+            [draw.params for draw, _ in drawing],
+            [draw.seed for draw, _ in drawing],
+            [draw.position + ahead for draw, ahead in drawing],
         )
         clock.mark("sample")
         last = [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
@@ -163,13 +168,13 @@ class Rank:
         return Smoother(smoothing, [len(span.token_ids) for span in spans], ages_SLE.to(device))
 
     def _last_rows(self, spans: Sequence[Span]) -> Tensor:
-        """Return the last row of each span that draws a token."""
+        """Return the rows that draw a token: each such span's last one, or all from its last own."""
         rows: list[int] = []
         end = 0
         for span in spans:
             end += len(span.token_ids)
             if span.draw:
-                rows.append(end - 1)
+                rows += range(end - 1 - span.num_drafts, end)
         return torch.tensor(rows, dtype=torch.int64, device=self.model.embed.weight.device)
 
 

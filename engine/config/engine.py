@@ -16,6 +16,8 @@ MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")
 EXCHANGES = ("naive", "request", "grouped", "overlapped")
 MAX_THREADS = 1024
+MAX_DRAFT_TOKENS = 16
+DRAFT_LENGTHS = ("adaptive", "fixed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +26,13 @@ class EngineConfig:
 
     model: str | Path
     """Folder with config.json, safetensors and tokenizer.json."""
+    draft: str | Path | None = None
+    """Folder of a small model that proposes tokens for this one to verify; None proposes nothing.
+    The text stays the same, token for token, whatever is proposed."""
+    draft_tokens: int = 4
+    """Most tokens proposed in one step."""
+    draft_length: str = "adaptive"
+    """`adaptive` proposes as many as pay, none where none do; `fixed` always `draft_tokens`."""
     dtype: str = "float32"
     """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
     expert_format: str = "model"
@@ -73,6 +82,13 @@ class EngineConfig:
         if not isinstance(self.model, str | Path) or not str(self.model):
             raise ConfigError(f"model ({self.model!r}) must name a folder with config.json.")
         one_of("dtype", self.dtype, DTYPES)
+        within("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
+        one_of("draft_length", self.draft_length, DRAFT_LENGTHS)
+        if self.draft is not None and self.num_ranks > 1:
+            raise ConfigError(
+                f"draft ({self.draft}) must be left out with num_ranks ({self.num_ranks}): a draft "
+                "proposes to one process only; drop one of the two."
+            )
         one_of("expert_format", self.expert_format, EXPERT_FORMATS)
         for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)

@@ -49,6 +49,8 @@ class Span:
     ages_LE: Int64 | None = None
     """While smoothing is on: how many tokens before `start` each expert was last used, where that
     is known."""
+    num_drafts: int = 0
+    """Of the tokens, how many at the end are proposals; each of them draws a token too."""
 
 
 def lay_out(

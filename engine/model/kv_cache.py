@@ -103,6 +103,14 @@ class KVCache:
         keys.index_copy_(0, places, k_THd.flatten(0, 1))
         values.index_copy_(0, places, v_THd.flatten(0, 1))
 
+    def forget(self, blocks: list[int], start: int, end: int) -> None:
+        """Zero positions `start` to `end` - 1 of the sequence that owns `blocks`."""
+        size = self.block_size
+        for place in range(start // size, -(-end // size)):
+            rows = slice(max(0, start - place * size), min(size, end - place * size))
+            self._keys[:, blocks[place], :, rows] = 0
+            self._values[:, blocks[place], :, rows] = 0
+
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that are about to be handed to a new owner."""
         if blocks:

@@ -53,6 +53,10 @@ class Tokenizer:
         """One more than the highest id, special tokens included."""
         return max(self._bytes, default=-1) + 1
 
+    def same_tokens(self, other: Tokenizer) -> bool:
+        """Say whether every id stands for the same bytes in both."""
+        return self._bytes == other._bytes
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens the model expects (bos first)."""
         ids: list[int] = self._hf.encode(text).ids

@@ -33,12 +33,15 @@ from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import bind
 from engine.model.step import StageClock
+from engine.routing.speculation import Speculation
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
 from engine.runtime.canary import Canary
 from engine.runtime.control import Control, Door
+from engine.runtime.draft.drafter import Drafter
+from engine.runtime.draft.load import open_draft
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
 from engine.runtime.outbox import Outbox
@@ -102,10 +105,13 @@ class Engine:
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
         self._runner: Runner | RankedRunner
+        self._drafter: Drafter | None = None
         self._ranks: Ranks | None = None
         self._membership: Membership | None = None
         if own is not None:
             self._runner = Runner(own)
+            if config.draft is not None:
+                self._drafter = self._open_drafter(own, num_positions)
         else:
             self._on_ranks(Ranks(config, num_positions, table), door)
         self._announcer.start(table)
@@ -176,11 +182,16 @@ class Engine:
             return
         clock.mark("schedule")
         with self._compute():
+            if self._drafter is not None:
+                lean = bool(self.control.in_force.policy.smoothing)
+                self._drafter.propose(schedule, clock, silent=lean)
             result = self._run(schedule, clock)
             if result is None:
                 return
             self._account(schedule.chunks)
             self._outbox.take(result)
+            if self._drafter is not None:
+                self._drafter.learn(result)
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.bad_rows
@@ -329,6 +340,13 @@ class Engine:
         )
         return Rank(transformer.eval(), self.model_config, config, self.faults)
 
+    def _open_drafter(self, own: Rank, num_positions: int) -> Drafter:
+        """Load the draft and let it propose."""
+        config = self.config
+        network = open_draft(config, self.model_config, self.tokenizer, num_positions)
+        policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
+        return Drafter(network, policy, self._scheduler, own.cache, self.faults)
+
     def _on_ranks(self, ranks: Ranks, door: Door) -> None:
         """Let other processes run the steps."""
         config, control = self.config, self.control
@@ -377,8 +395,8 @@ class Engine:
             sequence = chunk.sequence
             if again := chunk.num_rerun:
                 sequence.extra_rows[sequence.rerun_cause] += again
-            sequence.num_computed = chunk.end
-            sequence.high_water = max(sequence.high_water, chunk.end)
+            sequence.num_computed = chunk.end - chunk.num_drafts
+            sequence.high_water = max(sequence.high_water, sequence.num_computed)
 
     @contextmanager
     def _compute(self) -> Iterator[None]:

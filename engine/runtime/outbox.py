@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from engine.config import EngineConfig
+from torch import Tensor
+
 from engine.model.sampler import logprobs
 from engine.runtime.announcer import Announcer
 from engine.runtime.results import RequestOutput, completion_of
-from engine.runtime.runner import StepResult
-from engine.runtime.scheduler import Scheduler
+from engine.runtime.runner import Sampled, StepResult
+from engine.runtime.scheduler import Chunk, Scheduler
 from engine.runtime.sequence import Sequence
 
 
@@ -49,26 +51,35 @@ class Outbox:
         return {sequence.request_id for sequence in living} | set(ended)
 
     def take(self, result: StepResult) -> None:
-        """Give each sequence its new token and end those that are done."""
-        for index, (chunk, token_id) in enumerate(result.sampled):
-            sequence = chunk.sequence
+        """Give each sequence its new tokens and end those that are done."""
+        for sampled in result.sampled:
+            self._give(sampled, result.logits_BV)
+
+    def _give(self, sampled: Sampled, logits_BV: Tensor | None) -> None:
+        """Give one sequence its new tokens, up to the one that ends it."""
+        sequence, delta, reason, taken = sampled.chunk.sequence, "", None, 0
+        for token_id in sampled.token_ids:
+            logits_V = None if logits_BV is None else logits_BV[sampled.row + taken]
             if self._hash_logits:
-                assert result.logits_BV is not None
-                sequence.hash_logits(result.logits_BV[index].cpu().numpy())
+                assert logits_V is not None
+                sequence.hash_logits(logits_V.cpu().numpy())
             if sequence.max_tokens == 0:
                 self.end(sequence, "length")
-                continue
+                return
             sequence.token_ids.append(token_id)
             if sequence.params.logprobs is not None:
-                assert result.logits_BV is not None
-                logits_V = result.logits_BV[index]
+                assert logits_V is not None
                 sequence.logprobs.append(logprobs(logits_V, token_id, sequence.params.logprobs))
-            delta = sequence.detokenizer.push(token_id)
-            reason = self._finish_reason(sequence, token_id)
-            if reason:
-                self.end(sequence, reason, delta, (token_id,))
-            else:
-                self._put(sequence, delta, (token_id,))
+            delta += sequence.detokenizer.push(token_id)
+            taken += 1
+            if reason := self._finish_reason(sequence, token_id):
+                break
+        _account_drafts(sampled.chunk, taken)
+        token_ids = tuple(sampled.token_ids[:taken])
+        if reason:
+            self.end(sequence, reason, delta, token_ids)
+        else:
+            self._put(sequence, delta, token_ids)
 
     def end(
         self, sequence: Sequence, reason: str, delta: str = "", token_ids: tuple[int, ...] = ()
@@ -105,3 +116,20 @@ class Outbox:
                 completion_of(sequence) if sequence.is_finished else None,
             )
         )
+
+
+def _account_drafts(chunk: Chunk, num_taken: int) -> None:
+    """Count a step of a sequence that has a draft: what it took of its rows, and what was void."""
+    sequence, proposal = chunk.sequence, chunk.proposal
+    if sequence.draft is None:
+        return
+    sequence.draft.figures.steps += 1
+    if proposal is None:
+        return
+    proposal.num_kept = num_taken
+    sequence.draft.figures.proposed += proposal.num_drafts
+    sequence.draft.figures.accepted += num_taken - 1
+    sequence.num_computed += num_taken - 1
+    sequence.high_water = max(sequence.high_water, sequence.num_computed)
+    if chunk.num_void:
+        sequence.extra_rows["rejected_draft"] += chunk.num_void

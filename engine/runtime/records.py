@@ -70,5 +70,8 @@ def _causes(chunks: Sequence[Chunk]) -> Any:
     for chunk in chunks:
         if chunk.num_rerun:
             causes[row : row + chunk.num_rerun] = CAUSES.index(chunk.sequence.rerun_cause)
+        if chunk.proposal and chunk.num_void:
+            end = row + chunk.num_tokens
+            causes[end - chunk.num_void : end] = CAUSES.index("rejected_draft")
         row += chunk.num_tokens
     return causes

@@ -18,6 +18,7 @@ from engine.cluster.records import RowRecords
 from engine.events import Int64, RankEvent
 from engine.model.batch import Draw, Span
 from engine.model.step import StageClock
+from engine.routing.speculation import num_kept
 from engine.routing.table import RoutingTable
 from engine.runtime.control import InForce
 from engine.runtime.scheduler import Chunk, Schedule
@@ -29,10 +30,10 @@ class StepResult:
 
     chunks: list[Chunk]
     """In the order of their rows."""
-    sampled: list[tuple[Chunk, int]]
-    """The chunks that reached their sequence's end, with the next token of each."""
+    sampled: list[Sampled]
+    """The chunks that reached their sequence's end, with the next tokens of each."""
     logits_BV: Tensor | None
-    """(B, V) fp32, a row for each of `sampled`; None when no request needs them."""
+    """(B, V) fp32, a row for each token drawn; None when no request needs them."""
     records: list[RowRecords] | None
     """By rank; None when nobody listens."""
     bad_rows: int
@@ -40,6 +41,16 @@ class StepResult:
     clock: StageClock
     ranks: list[RankEvent] = field(default_factory=list)
     """What each rank sent and waited for; empty in one process."""
+
+
+class Sampled(NamedTuple):
+    """The tokens that follow one chunk."""
+
+    chunk: Chunk
+    token_ids: list[int]
+    """The accepted drafts and the target's own next token."""
+    row: int
+    """The row of the first one's logits; the others' follow."""
 
 
 class Terms(NamedTuple):
@@ -102,21 +113,36 @@ def span_of(chunk: Chunk, *, smoothing: bool, record: bool) -> Span:
     if smoothing:
         position, last_LE = sequence.last_experts or (-1, None)
         ages_LE = last_LE if position == chunk.start - 1 else None
+    drafts = chunk.proposal.token_ids if chunk.proposal else []
+    draw = None
+    if chunk.samples:
+        draw = Draw(sequence.params, sequence.seed, chunk.end - len(drafts))
     return Span(
         sequence.request_id,
         sequence.home,
         chunk.start,
-        sequence.token_ids[chunk.start : chunk.end],
+        sequence.token_ids[chunk.start : chunk.end] + drafts,
         tuple(sequence.blocks),
-        Draw(sequence.params, sequence.seed, chunk.end) if chunk.samples else None,
+        draw,
         watched,
         ages_LE,
     )
 
 
-def sampled(chunks: Iterable[Chunk], tokens: list[int]) -> list[tuple[Chunk, int]]:
-    """Pair the chunks that reached their sequence's end with their next tokens."""
-    return list(zip((chunk for chunk in chunks if chunk.samples), tokens, strict=True))
+def sampled(chunks: Iterable[Chunk], tokens: list[int]) -> list[Sampled]:
+    """Give the chunks that reached their sequence's end their next tokens, void ones left out."""
+    found, row = [], 0
+    for chunk in chunks:
+        if not chunk.samples:
+            continue
+        end = row + 1 + chunk.num_drafts
+        kept = tokens[row:end]
+        if chunk.proposal is not None:
+            kept = kept[: num_kept(chunk.proposal.token_ids, kept)]
+        found.append(Sampled(chunk, kept, row))
+        row = end
+    assert row == len(tokens), f"{len(tokens)} tokens were drawn for {row} rows"
+    return found
 
 
 def keep_experts(chunks: Iterable[Chunk], last_experts: list[Int64]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.model.kv_cache import BlockPool
+from engine.runtime.draft.proposal import Proposal
 from engine.runtime.sequence import Sequence
 
 
@@ -25,6 +26,18 @@ class Chunk:
     num_tokens: int
     num_rerun: int = 0
     """How many of them were computed before and lost to a preemption."""
+    proposal: Proposal | None = None
+    """What a draft thought comes after the sequence's last token; its drafts are the last rows."""
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of the tokens are proposals."""
+        return self.proposal.num_drafts if self.proposal else 0
+
+    @property
+    def num_void(self) -> int:
+        """How many of the proposals' rows came to nothing; known once the step was taken in."""
+        return self.proposal.num_drafts + 1 - self.proposal.num_kept if self.proposal else 0
 
     @property
     def end(self) -> int:
@@ -39,7 +52,7 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the sequence's last token, so that a next one follows."""
-        return self.end == len(self.sequence.token_ids)
+        return self.end - self.num_drafts == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,19 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
             budget -= self._take(sequence, budget, step)
         return step
+
+    def lengthen(self, sequence: Sequence, num_tokens: int, step: Schedule) -> bool:
+        """Make room for a chunk of `num_tokens` tokens; False, and nothing done, if there is none."""
+        if self._lacks_blocks(sequence, num_tokens):
+            return False
+        self._hand_out(sequence, num_tokens, step)
+        return True
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Take the blocks back that hold none of a sequence's computed tokens."""
+        needed = -(-sequence.num_computed // self.config.block_size)
+        self._pool(sequence).give_back(sequence.blocks[needed:])
+        del sequence.blocks[needed:]
 
     def borrow(self, sequence: Sequence, start: int) -> Schedule:
         """Schedule one chunk of a sequence that is not queued, from position `start`.

@@ -13,6 +13,7 @@ from engine.config import SamplingParams
 from engine.events import Int64
 from engine.model.detokenizer import Detokenizer
 from engine.model.sampler import Logprobs
+from engine.runtime.draft.proposal import DraftState
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -51,6 +52,8 @@ class Sequence:
     last_experts: tuple[Position, Int64] | None = None
     """While smoothing is on: a token's position and the (L, K) experts it used."""
     logits_hash: _Hash | None = None
+    draft: DraftState | None = None
+    """What its draft knows; None without one."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)

@@ -1,0 +1,245 @@
+"""Let the draft propose at the ends of a step's chunks, and learn from what became of it.
+
+Called by `engine.runtime.engine` around each step, by the one thread that steps it:
+
+    propose    the policy says who is drafted for and how far, the draft thinks, chunks grow
+    (the step: the target's rows draw a token each, the outbox keeps those that stand)
+    learn      counts, times and chances; void keys and values are taken back from both caches
+
+The policy is `engine.routing.speculation`; this file moves tokens between it, the draft and the
+scheduler. Rows of a step with a prompt in it are not priced, so an adaptive draft is silent there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.config import SamplingParams
+from engine.faults import Faults
+from engine.model.kv_cache import KVCache
+from engine.model.sampler import Array, sample
+from engine.model.step import StageClock
+from engine.routing.speculation import LOOKED_AT, Figures, Speculation, Thought
+from engine.runtime.draft.network import DraftNetwork, Feed
+from engine.runtime.draft.proposal import DraftState, Proposal
+from engine.runtime.runner import StepResult
+from engine.runtime.scheduler import Chunk, Schedule, Scheduler
+from engine.runtime.sequence import Sequence
+
+MOST_ROWS = 512
+"""Tokens that the draft takes in at once when it has fallen behind."""
+READ_BEFORE = 24
+"""Tokens that it reads before those it is compared on."""
+
+
+class Drafter:
+    """One engine's draft at work."""
+
+    def __init__(
+        self,
+        network: DraftNetwork,
+        policy: Speculation,
+        scheduler: Scheduler,
+        cache: KVCache,
+        faults: Faults,
+    ) -> None:
+        self.network, self.policy = network, policy
+        self._scheduler, self._cache, self._faults = scheduler, cache, faults
+        self._began_s = self._thought_s = 0.0
+        self._priced = False
+
+    @property
+    def figures(self) -> Figures:
+        """Counts over all requests."""
+        return self.policy.total
+
+    def propose(self, schedule: Schedule, clock: StageClock, *, silent: bool = False) -> None:
+        """Lengthen the chunks that draw a token by what the draft thinks comes after it.
+
+        Args:
+            schedule: the step; its chunks are replaced.
+            clock: counts deciding as `plan` and the draft's passes as `draft`.
+            silent: propose nothing, as while a token's experts depend on those before it.
+        """
+        began_s = time.perf_counter()
+        places = [place for place, chunk in enumerate(schedule.chunks) if chunk.samples]
+        for place in places:
+            if schedule.chunks[place].sequence.draft is None:
+                schedule.chunks[place].sequence.draft = DraftState()
+        self._priced = all(chunk.num_tokens == 1 for chunk in schedule.chunks)
+        policy = self.policy
+        if places and not silent and (self._priced or not policy.adaptive):
+            if policy.adaptive:
+                self._look_again([schedule.chunks[place].sequence for place in places], clock)
+            if policy.wants(len(places)):
+                self._lengthen(schedule, places, clock)
+        clock.mark("plan")
+        self._began_s = time.perf_counter()
+        self._thought_s = self._began_s - began_s
+
+    def learn(self, result: StepResult) -> None:
+        """Take in what the step made of the proposals."""
+        policy, row_s, base = self.policy, 0.0, len(result.chunks)
+        if self._priced:
+            rows = sum(chunk.num_tokens for chunk in result.chunks)
+            policy.costs.took_step(rows, time.perf_counter() - self._began_s)
+            if rows > base:
+                row_s = (policy.costs.step_s(rows) - policy.costs.step_s(base)) / (rows - base)
+        policy.total.steps += len(result.sampled)
+        proposals = [chunk for chunk, _, _ in result.sampled if chunk.proposal is not None]
+        for chunk in proposals:
+            assert chunk.proposal is not None, "just asked"
+            spent_s = self._thought_s / len(proposals) + chunk.proposal.num_drafts * row_s
+            self._judge(chunk, chunk.proposal, spent_s, base)
+
+    def _judge(self, chunk: Chunk, proposal: Proposal, spent_s: float, base: int) -> None:
+        sequence, state = chunk.sequence, chunk.sequence.draft
+        assert state is not None and state.memory is not None, "nobody thought about the sequence"
+        policy, accepted = self.policy, proposal.num_kept - 1
+        policy.judge(proposal.thoughts, proposal.num_drafts, accepted)
+        if self._priced:
+            policy.weigh(state.track, accepted, spent_s, base, sequence.num_output)
+        if sequence.is_finished:
+            state.memory = None
+            return
+        state.memory.roll_back(sequence.num_computed)
+        if chunk.end > sequence.num_computed:
+            self._cache.forget(sequence.blocks, sequence.num_computed, chunk.end)
+            self._scheduler.shrink(sequence)
+
+    def _lengthen(self, schedule: Schedule, places: SequenceOf[int], clock: StageClock) -> None:
+        """Think, choose, and put the chosen drafts at the ends of the chunks."""
+        sequences = [schedule.chunks[place].sequence for place in places]
+        thoughts = self._think(sequences, clock)
+        if not any(thoughts):
+            return
+        room = self._scheduler.config.max_step_tokens
+        room -= sum(chunk.num_tokens for chunk in schedule.chunks)
+        for place, own, length in zip(
+            places, thoughts, self.policy.lengths(thoughts, room), strict=True
+        ):
+            chunk = schedule.chunks[place]
+            num_tokens = chunk.num_tokens + length
+            if length and not self._scheduler.lengthen(chunk.sequence, num_tokens, schedule):
+                length, num_tokens = 0, chunk.num_tokens
+            if own:
+                proposal = Proposal(own, length)
+                schedule.chunks[place] = replace(chunk, num_tokens=num_tokens, proposal=proposal)
+
+    def _think(
+        self, sequences: SequenceOf[Sequence], clock: StageClock
+    ) -> list[list[Thought]]:
+        """Let the draft think of the next tokens of each sequence, as far as it may pay."""
+        policy = self.policy
+        thoughts: list[list[Thought]] = [[] for _ in sequences]
+        rooms = [self._room(sequence) for sequence in sequences]
+        live = list(range(len(sequences)))
+        for depth in range(policy.longest):
+            live = [
+                index
+                for index in live
+                if depth < rooms[index]
+                and policy.worth_thinking(
+                    _state(sequences[index]).track,
+                    thoughts[index][-1].chance if depth else 1.0,
+                    len(sequences),
+                )
+            ]
+            if not live:
+                break
+            feeds = [self._feed(sequences[index], thoughts[index]) for index in live]
+            clock.mark("plan")
+            began_s = time.perf_counter()
+            logits_BV = self._pass(feeds)
+            if depth:
+                policy.costs.took_pass(len(live), time.perf_counter() - began_s)
+            clock.mark("draft")
+            for logits_V, index in zip(logits_BV, live, strict=True):
+                sequence, before = sequences[index], thoughts[index]
+                token_id, confidence = propose_from(
+                    logits_V, sequence.params, sequence.seed, len(sequence.token_ids) + depth
+                )
+                chance = before[-1].chance if before else 1.0
+                before.append(
+                    policy.thought(_state(sequence).track, token_id, confidence, chance)
+                )
+        return thoughts
+
+    def _room(self, sequence: Sequence) -> int:
+        """Return how many tokens can be proposed: 0 for a sequence that is not drafted for."""
+        if not _state(sequence).track.on:
+            return 0
+        left = sequence.max_tokens - sequence.num_output - 1
+        return min(left, self.network.num_positions - len(sequence.token_ids))
+
+    def _feed(self, sequence: Sequence, thoughts: SequenceOf[Thought]) -> Feed:
+        """Return what the draft has not seen yet, at most `MOST_ROWS` tokens of it."""
+        state = _state(sequence)
+        memory = state.memory = state.memory or self.network.remember()
+        if thoughts:
+            return Feed(memory, [thoughts[-1].token_id])
+        while len(sequence.token_ids) - memory.length > MOST_ROWS:
+            start = memory.length
+            self.network.run([Feed(memory, sequence.token_ids[start : start + MOST_ROWS])])
+        return Feed(memory, sequence.token_ids[memory.length :])
+
+    def _pass(self, feeds: SequenceOf[Feed]) -> Array:
+        logits_BV = self.network.run(feeds)
+        if (fault := self._faults.draft_propose) is not None:
+            logits_BV = fault(logits_BV)
+        return np.asarray(logits_BV.numpy())
+
+    def _look_again(self, sequences: SequenceOf[Sequence], clock: StageClock) -> None:
+        """Compare the draft with what the target wrote, where that is due, one text a step."""
+        for sequence in sequences:
+            track = _state(sequence).track
+            if track.on or not self.policy.looks(track, sequence.num_output):
+                continue
+            recent = sequence.token_ids[-LOOKED_AT - READ_BEFORE :]
+            count = min(LOOKED_AT, len(recent) - 1)
+            logits_NV = self.network.read(recent, count)
+            if (fault := self._faults.draft_propose) is not None:
+                logits_NV = fault(logits_NV)
+            clock.mark("draft")
+            first = len(sequence.token_ids) - count
+            chances, agrees = [], []
+            for place, logits_V in enumerate(logits_NV.numpy()):
+                token_id, confidence = propose_from(
+                    logits_V, sequence.params, sequence.seed, first + place
+                )
+                agrees.append(token_id == recent[place - count])
+                chances.append(self.policy.confidence.chance(confidence))
+                self.policy.confidence.judged(confidence, agrees[-1])
+            self.policy.look(track, chances, agrees, sequence.num_output)
+            return
+
+
+def propose_from(
+    logits_V: Array, params: SamplingParams, seed: int, position: int
+) -> tuple[int, float]:
+    """Return the token that the draft proposes for `position`, and its probability there.
+
+    The draft draws as the target will: by the same temperature, cuts and number.
+    """
+    if params.temperature == 0:
+        token_id = int(logits_V.argmax())
+    else:
+        token_id = sample_one(logits_V, params, seed, position)
+        logits_V = logits_V / np.float32(max(params.temperature, 1e-3))
+    relative_V = np.exp(logits_V - logits_V.max())
+    return token_id, float(relative_V[token_id] / relative_V.sum())
+
+
+def sample_one(logits_V: Array, params: SamplingParams, seed: int, position: int) -> int:
+    """Draw one token as the target's sampler does."""
+    return sample(torch.from_numpy(logits_V)[None], [params], [seed], [position])[0]
+
+
+def _state(sequence: Sequence) -> DraftState:
+    assert sequence.draft is not None, "the step draws no token of the sequence"
+    return sequence.draft

@@ -1,0 +1,49 @@
+"""Open the draft of an engine, or say in one sentence why it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.checkpoint.load import read_config
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
+from engine.model.tokenizer import Tokenizer
+from engine.runtime.draft.network import DraftNetwork
+
+FAMILY = "qwen3"
+
+
+def open_draft(
+    config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer, num_positions: int
+) -> DraftNetwork:
+    """Load `config.draft` for a target.
+
+    Args:
+        config: of the engine.
+        target: the target's shape.
+        tokenizer: the target's.
+        num_positions: longest text of the engine; the draft falls silent at its own limit.
+
+    Raises:
+        ConfigError: it is no dense model in the Qwen3 layout, or has another vocabulary.
+        CheckpointError: its folder is missing or damaged.
+    """
+    assert config.draft is not None, "the engine has no draft"
+    folder = Path(config.draft)
+    draft = read_config(folder)
+    if draft.family != FAMILY:
+        raise ConfigError(
+            f"draft ({folder}) is of family {draft.family}; a draft must be a dense model of family "
+            f"{FAMILY}, such as data/models/polyglot-draft."
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"draft ({folder}) has vocab_size {draft.vocab_size}, the model {config.model} has "
+            f"{target.vocab_size}; both must have one vocabulary."
+        )
+    if not Tokenizer(folder).same_tokens(tokenizer):
+        raise ConfigError(
+            f"draft ({folder}) has another tokenizer than the model {config.model}; a token id must "
+            "stand for the same text in both."
+        )
+    return DraftNetwork(folder, draft, min(num_positions, draft.max_position_embeddings))
