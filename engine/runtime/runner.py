@@ -126,6 +126,7 @@ def span_of(chunk: Chunk, *, smoothing: bool, record: bool) -> Span:
         draw,
         watched,
         ages_LE,
+        len(drafts),
     )
 
 
