@@ -235,6 +235,8 @@ class StepEvent:
     bad_rows: int
     """Rows whose logits were not finite, summed over layers."""
     decisions: tuple[Decision, ...] = ()
+    dropped: tuple[int, ...] = ()
+    """By MoE layer: (token, expert) slots that found no room, physical expert -1; () for none."""
     ranks: tuple[RankEvent, ...] = ()
     """One per rank; empty in one process."""
     spans: Spans = field(default_factory=no_spans)

@@ -119,6 +119,7 @@ class StepReport:
     logits_BV: Any
     """(B, V) fp32 numpy array when somebody needs it, else None."""
     last_experts: list[Int64]
+    """While smoothing is on: for each span (L, E) how long ago each expert was last used."""
     records: RowRecords | None
     bad_rows: int
     stage_ms: dict[str, float]
@@ -128,6 +129,10 @@ class StepReport:
     """Likewise."""
     exchanged: Exchanged
     busy_ms: float
+    dropped: list[int]
+    """By MoE layer: slots that found no room; empty without a capacity factor."""
+    look_ups: tuple[int, int]
+    """Answers found in tables since the start, and not found."""
     """Time of the step without waiting for other ranks."""
 
 

@@ -163,6 +163,8 @@ class Worker:
             spans=clock.spans(message.began_ns),
             flights=flights(self.dispatcher.log or (), table.num_devices, message.began_ns),
             exchanged=exchanged,
+            dropped=capacity.dropped if (capacity := outcome.step.capacity) else [],
+            look_ups=self.rank.look_ups,
             busy_ms=(time.perf_counter() - started - waited_s) * 1e3,
         )
 

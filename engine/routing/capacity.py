@@ -26,6 +26,10 @@ from torch import Tensor
 from engine.errors import RoutingError
 from engine.kernels.topk import Selection
 
+NOT_DETERMINISTIC = (
+    "capacity_factor ({}) must be left out in deterministic mode, because which rows are dropped "
+    "depends on the other rows of the step; drop one of the two."
+)
 LEAST_ROWS = 4
 """Of one expert, however small the step: a few rows overload nobody."""
 LOW, HIGH = 1.0, 16.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ class RankedRunner:
             if terms.record
             else None,
             bad_rows=sum(report.bad_rows for report in reports.values()),
+            dropped=_summed([report.dropped for report in reports.values() if report.dropped]),
+            look_ups=tuple(_summed([report.look_ups for report in reports.values()])),
             table_version=terms.table.version,
             clock=clock,
             ranks=[_rank_event(rank, report, mode) for rank, report in reports.items()],
@@ -110,6 +112,11 @@ def _logits(reports: Mapping[int, StepReport]) -> Tensor | None:
     if any(part is None for part in parts):
         return None
     return torch.from_numpy(np.concatenate(parts))
+
+
+def _summed(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Add numbers of several ranks: [1, 2] and [3, 0] give [4, 2]."""
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def _mean(stages: list[dict[str, float]]) -> dict[str, float]:

@@ -46,6 +46,7 @@ def step_event(
         causes=_causes(chunks),
         stage_ms=result.clock.spent_ms(),
         bad_rows=result.bad_rows,
+        dropped=tuple(result.dropped) if any(result.dropped) else (),
         ranks=tuple(result.ranks),
         spans=result.clock.spans(result.clock.began_ns),
         **_joined(result.records or ()),

@@ -39,6 +39,10 @@ class StepResult:
     bad_rows: int
     table_version: int
     clock: StageClock
+    dropped: list[int] = field(default_factory=list)
+    """By MoE layer: slots that found no room; empty without a capacity factor."""
+    look_ups: tuple[int, int] = (0, 0)
+    """Answers found in tables since the start, and not found."""
     ranks: list[RankEvent] = field(default_factory=list)
     """What each rank sent and waited for; empty in one process."""
 
@@ -82,6 +86,8 @@ class Runner:
             bad_rows=outcome.step.bad_rows,
             table_version=terms.table.version,
             clock=clock,
+            dropped=capacity.dropped if (capacity := outcome.step.capacity) else [],
+            look_ups=self.rank.look_ups,
         )
 
     def all_logits(self, schedule: Schedule, terms: Terms) -> Tensor:

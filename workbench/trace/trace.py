@@ -141,6 +141,7 @@ class Trace:
             **rows,
             stage_ms=_reported(self.columns["steps/stage_ms"][index]),
             decisions=self.decisions[own[0] : own[1]],
+            dropped=_dropped(rows["topk_ids"], rows["phy_ids"]),
             ranks=tuple(self._rank_event(index, line) for line in range(*lines.tolist())),
             spans=Spans(**self._part("spans", index, ENGINE)),
         )
@@ -194,6 +195,12 @@ _STEP_NUMBERS = (
 )
 _RANK_NUMBERS = ("rank", "wait_ms", "transfer_ms", "busy_ms")
 _DECISION_COLUMNS = tuple(f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS)
+
+
+def _dropped(topk_ids_TLK: Array, phy_ids_TLK: Array) -> tuple[int, ...]:
+    """Return by layer how many slots have an expert and no place; () for none."""
+    dropped_TLK = (phy_ids_TLK < 0) & (topk_ids_TLK >= 0)
+    return tuple(dropped_TLK.sum((0, 2)).tolist()) if dropped_TLK.any() else ()
 
 
 def _names(table: str) -> list[str]:
