@@ -38,6 +38,9 @@ class EngineConfig:
     expert_format: str = "model"
     """Number format of the experts: `model` is `dtype`; `int8` quantises their weights by output
     channel at load and their rows, one by one, as they come (W8A8). All else stays in `dtype`."""
+    capacity_factor: float | None = None
+    """Times its even share of a step's rows that an expert may take, 1 to 16, usually 1.2 to 2;
+    what finds no room is dropped and counted. None drops nothing."""
     deterministic: bool = False
     """Bitwise equal logits whatever else is in the batch; fp32 only, about 4 times slower."""
     num_devices: int = 1
@@ -67,6 +70,10 @@ class EngineConfig:
     """Tokens in one block of the KV cache."""
     num_blocks: int = 2048
     """Blocks of the KV cache, shared by all sequences."""
+    prefix_reuse: bool = False
+    """Whether a request reads what others with the same beginning have left in the KV cache."""
+    priority_step_s: float = 10.0
+    """Seconds of waiting that one step of priority is worth."""
     max_model_len: int | None = None
     """Longest prompt + output in tokens; None takes the model's own limit."""
     num_threads: int | None = None
@@ -115,11 +122,28 @@ class EngineConfig:
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must be above 0 and at most 3600 seconds."
                 )
+        if not 0 < number("priority_step_s", self.priority_step_s) <= 86400:
+            raise ConfigError(
+                f"priority_step_s ({self.priority_step_s}) must be above 0 and at most 86400 "
+                "seconds."
+            )
         if self.max_model_len is not None:
             at_least("max_model_len", self.max_model_len, 1)
         if self.num_threads is not None:
             within("num_threads", self.num_threads, 1, MAX_THREADS)
         within("seed", self.seed, 0, MAX_SEED)
+        if (factor := self.capacity_factor) is not None:
+            if not 1 <= number("capacity_factor", factor) <= 16:
+                raise ConfigError(
+                    f"capacity_factor ({factor}) must lie between 1 and 16, usual are 1.2 to 2; "
+                    "leave it out to drop nothing."
+                )
+            if self.deterministic:
+                raise ConfigError(
+                    f"capacity_factor ({factor}) must be left out in deterministic mode, because "
+                    "which rows are dropped depends on the other rows of the step; drop one of "
+                    "the two."
+                )
         if self.deterministic and self.dtype != "float32":
             raise ConfigError(
                 f"dtype ({self.dtype}) must be float32 in deterministic mode; "

@@ -35,10 +35,11 @@ class Decodes:
     rows_B: Tensor
     """(B,) int64 where in the batch their rows are."""
     blocks: slice | Tensor
-    """Which blocks of the cache: all up to the last one used, or (U,) int64 if those are many more.
-    The first is block 0, which is always zero."""
+    """Which blocks of the cache: all up to the last one used, or (U,) int64 if those are many more
+    or decodes share some. The first is block 0, which is always zero."""
     owner_U: Tensor
-    """(U,) int64 the decode that sees each block; 0 for block 0 and for blocks of nobody here."""
+    """(U,) int64 the decode that sees each block; 0 for block 0 and for blocks of nobody here. A
+    block that several see stands there as often."""
     table_BM: Tensor
     """(B, M) int64 each decode's blocks as places among the U, padded with 0."""
     place_U: Tensor
@@ -163,7 +164,7 @@ def _lay_out(decodes: tuple[Segment, ...], block_size: int, device: torch.device
     owner = np.repeat(np.arange(len(decodes)), counts)
     cell = owner * width + np.concatenate([np.arange(n) for n in counts])
     num_blocks, compact = int(used.max()) + 1, len(used) + 1
-    in_place = num_blocks <= FEW_STRANGERS * compact
+    in_place = num_blocks <= FEW_STRANGERS * compact and np.bincount(used).max() == 1
     at = used if in_place else np.arange(1, compact)
     num_places = num_blocks if in_place else compact
     owner_U, place_U = np.zeros(num_places, np.int64), np.zeros(num_places, np.int64)

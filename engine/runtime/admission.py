@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from engine.model.detokenizer import Detokenizer
 from engine.model.tokenizer import Tokenizer
 from engine.runtime.sequence import Sequence
 
+MAX_PRIORITY = 100
 _SEED_STRIDE = 1_000_003
 
 
@@ -35,12 +37,14 @@ class Admission:
         request_id: int,
         label: str = "",
         watch: SequenceOf[int] = (),
+        priority: int = 0,
     ) -> Sequence:
         """Turn a request into a sequence.
 
         Raises:
             RequestError: the prompt is empty, too long with its output, or holds a bad token id;
-                or a watched position lies outside the prompt and its output.
+                or a watched position lies outside the prompt and its output; or the priority is no
+                whole number from -MAX_PRIORITY to MAX_PRIORITY.
         """
         token_ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
@@ -52,6 +56,11 @@ class Admission:
                     f"watched token ({position!r}) must lie between 0 and {length - 1}, the tokens "
                     "of this request."
                 )
+        if type(priority) is not int or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise RequestError(
+                f"priority ({priority!r}) must be a whole number between -{MAX_PRIORITY} and "
+                f"{MAX_PRIORITY}; smaller is more urgent."
+            )
         seed = params.seed
         if seed is None:
             seed = self.config.seed * _SEED_STRIDE + max(request_id, 0)
@@ -65,6 +74,8 @@ class Admission:
             home=self._home(request_id),
             watch=frozenset(watch),
             detokenizer=Detokenizer(self.tokenizer, params.stop),
+            priority=priority,
+            due_s=time.monotonic() + priority * self.config.priority_step_s,
         )
 
     def _home(self, request_id: int) -> int:

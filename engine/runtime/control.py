@@ -19,6 +19,7 @@ from engine.config import EXCHANGES, one_of, within
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
 from engine.faults import ONLY_IN_DRILLS, Fault, Faults
+from engine.routing.capacity import NOT_DETERMINISTIC
 from engine.routing.policy import LayerPolicy, RoutingPolicy
 from engine.routing.table import RoutingTable
 from engine.runtime.arguments import check_travels, is_number, layer_of, number_of, whole
@@ -31,6 +32,13 @@ class InForce(NamedTuple):
     policy: RoutingPolicy
     layers: tuple[LayerPolicy | None, ...]
     """One per MoE layer, None where nothing is set."""
+    words: str
+    """The policy written down; the same for the same policy."""
+
+    @classmethod
+    def of(cls, policy: RoutingPolicy) -> InForce:
+        """Work out what a policy means."""
+        return cls(policy, policy.layers(), str(_in_words(policy)))
 
 
 class Order(NamedTuple):
@@ -47,6 +55,7 @@ class Door:
 
     num_ranks: int = 1
     drill: bool = False
+    deterministic: bool = False
     orders: deque[Order] = field(default_factory=deque)
 
     @property
@@ -70,7 +79,8 @@ class Control:
         self._table = table
         self._door = door or Door()
         self._faults, self._sink, self._stats = faults, sink, stats
-        self._in_force = InForce(policy, policy.layers())
+        self._in_force = InForce.of(policy)
+        self._changes = self._times_broken = 0
         self._canary: dict[str, Any] | None = None
         self._leases: dict[str, float] = {}
         self._lock = threading.RLock()
@@ -89,6 +99,28 @@ class Control:
     def in_force(self) -> InForce:
         """The policy with what each MoE layer makes of it, for a step to read once."""
         return self._in_force
+
+    @property
+    def changes(self) -> int:
+        """How often something that steps read was changed: the same number, no change between."""
+        return self._changes
+
+    @property
+    def conditions(self) -> bytes | None:
+        """What keys and values in the cache depend on besides tokens, or None: share none of them.
+
+        None while a fault is set, while smoothing makes a token's experts depend on those of the
+        token before it, while rows may be dropped for others of their step, or under a table that
+        was kept although its canary failed. What was computed before a fault is not used after it,
+        for a fault may have changed weights.
+        """
+        in_force, canary = self._in_force, self._canary or _EQUAL
+        policy = in_force.policy
+        if policy.smoothing or policy.capacity_factor is not None:
+            return None
+        if self._faults.active() or not canary["equal"]:
+            return None
+        return f"{self._times_broken} {in_force.words}".encode()
 
     def ban_expert(self, layer: int | None, expert: int) -> None:
         """Never choose `expert` in `layer` (None: in every layer).
@@ -128,17 +160,36 @@ class Control:
         self._change(lambda policy: policy.favour(layer, expert, value))
         self._say("set_bias", layer=layer, expert=expert, value=value)
 
-    def set_smoothing(self, bonus: float) -> None:
-        """Add `bonus` to the logits of the experts the previous token of a sequence used.
+    def set_smoothing(self, bonus: float, window: int = 1, decay: float = 1.0) -> None:
+        """Add `bonus` to the logits of the experts that a sequence used lately.
 
         0 switches smoothing off and costs nothing. See `engine.routing.smoothing`.
 
+        Args:
+            bonus: for an expert of the previous token.
+            window: tokens an expert is remembered after its last use; 1 is the previous token.
+            decay: factor on the bonus for every further token since then.
+
         Raises:
-            RoutingError: the bonus is negative or above 100.
+            RoutingError: a number is out of range.
         """
-        bonus = number_of("bonus", bonus)
-        self._change(lambda policy: policy.smoothed(bonus))
-        self._say("set_smoothing", bonus=bonus)
+        bonus, decay = number_of("bonus", bonus), number_of("decay", decay)
+        window = whole("window", window)
+        self._change(lambda policy: policy.smoothed(bonus, window, decay))
+        self._say("set_smoothing", bonus=bonus, window=window, decay=decay)
+
+    def set_capacity(self, factor: float | None) -> None:
+        """Let each expert take at most `factor` times its even share of a step's rows; None: all.
+
+        What finds no room is dropped and counted, see `engine.routing.capacity`.
+
+        Raises:
+            RoutingError: the factor is out of range, or the engine is deterministic: what is
+                dropped depends on the other rows of the step.
+        """
+        factor = None if factor is None else number_of("capacity_factor", factor)
+        self._change(lambda policy: policy.limited(factor))
+        self._say("set_capacity", factor=factor)
 
     def set_policy(self, policy: RoutingPolicy) -> None:
         """Put a whole policy in force, such as `policy` was before a change.
@@ -159,7 +210,7 @@ class Control:
         self._say("set_policy", **_in_words(policy))
 
     def clear_policy(self) -> None:
-        """Forget all bans, forced experts and biases, and switch smoothing off."""
+        """Forget all bans, forced experts and biases, switch smoothing and capacity off."""
         self._change(
             lambda policy: RoutingPolicy(
                 num_layers=policy.num_layers, num_experts=policy.num_experts, top_k=policy.top_k
@@ -216,6 +267,7 @@ class Control:
         """
         with self._lock:
             self._table, self._canary = table, canary
+            self._changes += 1
         self._say(
             "publish_table",
             version=table.version,
@@ -260,6 +312,7 @@ class Control:
         """Take up the table of those ranks that are left; called by the recovery alone."""
         with self._lock:
             self._table = table
+            self._changes += 1
         self._say(
             "recover",
             lost=dict(lost),
@@ -296,6 +349,8 @@ class Control:
         if self._door.stages:
             check_travels(fault)
         with self._lock:
+            self._changes += 1
+            self._times_broken += 1
             self._faults.set(point, fault)
             self._leases[point] = time.monotonic() + lease_s
             if self._door.stages:
@@ -309,6 +364,7 @@ class Control:
             FaultError: the point is unknown.
         """
         with self._lock:
+            self._changes += 1
             self._faults.clear(point)
             self._leases.pop(point, None)
             if self._door.stages:
@@ -360,7 +416,10 @@ class Control:
     def _change(self, change: Callable[[RoutingPolicy], RoutingPolicy]) -> None:
         with self._lock:
             policy = change(self.policy)
-            self._in_force = InForce(policy, policy.layers())
+            if policy.capacity_factor is not None and self._door.deterministic:
+                raise RoutingError(NOT_DETERMINISTIC.format(policy.capacity_factor))
+            self._in_force = InForce.of(policy)
+            self._changes += 1
 
     def _check_newer(self, version: int) -> None:
         if version <= self._table.version:
@@ -373,10 +432,17 @@ class Control:
             self._sink.emit(ControlEvent(action, detail, self._table.version, time.time()))
 
 
+_EQUAL = {"equal": True}
+"""What a canary would say of a table that had none."""
+
+
 def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
     return {
         "banned": sorted(policy.banned),
         "forced": sorted(policy.forced),
         "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
         "smoothing": policy.smoothing,
+        "smoothing_window": policy.smoothing_window,
+        "smoothing_decay": policy.smoothing_decay,
+        "capacity_factor": policy.capacity_factor,
     }

@@ -40,6 +40,7 @@ from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
 from engine.runtime.canary import Canary
 from engine.runtime.control import Control, Door
+from engine.runtime.deciding import Deciding
 from engine.runtime.draft.drafter import Drafter
 from engine.runtime.draft.load import open_draft
 from engine.runtime.membership import Membership
@@ -98,10 +99,11 @@ class Engine:
         )
         self._announcer = Announcer(self.sink, config, model)
         self._outbox = Outbox(config, model.eos_token_ids, self._scheduler, self._announcer)
-        door = Door(config.num_ranks, config.drill)
+        door = Door(config.num_ranks, config.drill, config.deterministic)
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
         self._request_ids = itertools.count()
         self._steps = 0
+        self._deciding = Deciding()
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
         self._runner: Runner | RankedRunner
@@ -140,6 +142,7 @@ class Engine:
         *,
         label: str = "",
         watch: SequenceOf[int] = (),
+        priority: int = 0,
     ) -> int:
         """Queue a request.
 
@@ -148,14 +151,16 @@ class Engine:
             params: how to sample; None is greedy with the defaults.
             label: a word for people, shown beside the request.
             watch: token positions whose whole decision is recorded in every MoE layer.
+            priority: smaller is more urgent; a step is worth `priority_step_s` of waiting.
 
         Returns:
             The request's id.
 
         Raises:
-            RequestError: the prompt is empty, too long with its output, or holds a bad id.
+            RequestError: the prompt is empty, too long with its output, or holds a bad id; or the
+                priority is out of range.
         """
-        return self._queue(self._admit(prompt, params, label, watch))
+        return self._queue(self._admit(prompt, params, label, watch, priority))
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; an id that has ended or never was is ignored."""
@@ -173,6 +178,9 @@ class Engine:
         """Run one forward pass, if there is work."""
         started_s, clock = time.time(), StageClock(keep=self.sink.enabled)
         self.control.end_leases()
+        changes = self.control.changes
+        if self.config.prefix_reuse:
+            self._scheduler.conditions = self.control.conditions
         self._follow_orders()
         self._abort_asked()
         schedule = self._scheduler.schedule()
@@ -188,7 +196,8 @@ class Engine:
             result = self._run(schedule, clock)
             if result is None:
                 return
-            self._account(schedule.chunks)
+            unchanged = changes == self.control.changes
+            self._account(schedule.chunks, self._scheduler.conditions if unchanged else None)
             self._outbox.take(result)
             if self._drafter is not None:
                 self._drafter.learn(result)
@@ -196,6 +205,9 @@ class Engine:
         self._steps += 1
         self._bad_rows += result.bad_rows
         duration_ms = (time.perf_counter_ns() - clock.began_ns) / 1e6
+        self._deciding.add(clock.spent_ms(), duration_ms)
+        self._deciding.dropped += sum(result.dropped)
+        self._deciding.look_ups = result.look_ups
         self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
 
     def generate(
@@ -302,6 +314,11 @@ class Engine:
             num_free_blocks=sum(pool.num_free for pool in scheduler.pools),
             num_blocks=sum(pool.num_blocks for pool in scheduler.pools),
             bad_rows=self._bad_rows,
+            dropped_slots=self._deciding.dropped,
+            deciding=self._deciding.as_dict(),
+            num_kept_blocks=sum(pool.num_kept for pool in scheduler.pools),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
         )
 
     def _run(self, schedule: Schedule, clock: StageClock) -> StepResult | None:
@@ -369,6 +386,7 @@ class Engine:
         params: SamplingParams | None,
         label: str,
         watch: SequenceOf[int] = (),
+        priority: int = 0,
     ) -> Sequence:
         return self._admission.admit(
             prompt,
@@ -376,6 +394,7 @@ class Engine:
             request_id=next(self._request_ids),
             label=label,
             watch=watch,
+            priority=priority,
         )
 
     def _queue(self, sequence: Sequence) -> int:
@@ -389,14 +408,15 @@ class Engine:
         if wanted:
             self._outbox.abort(wanted)
 
-    def _account(self, chunks: list[Chunk]) -> None:
-        """Move each sequence's marks past the rows that have run."""
+    def _account(self, chunks: list[Chunk], conditions: bytes | None) -> None:
+        """Move each sequence's marks past the rows that have run, all under `conditions`."""
         for chunk in chunks:
             sequence = chunk.sequence
             if again := chunk.num_rerun:
                 sequence.extra_rows[sequence.rerun_cause] += again
             sequence.num_computed = chunk.end - chunk.num_drafts
             sequence.high_water = max(sequence.high_water, sequence.num_computed)
+        self._scheduler.computed(chunks, conditions)
 
     @contextmanager
     def _compute(self) -> Iterator[None]:

@@ -142,7 +142,9 @@ class Membership:
     def _move_homes(self) -> None:
         """Spread the sequences of ranks that are gone over the others; they start again there."""
         members, homes = self.ranks.members, self.roles.homes(self.ranks.members)
-        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
-        for turn, sequence in enumerate([*reversed(running), *waiting]):
+        living = [*self.scheduler.running, *self.scheduler.waiting]
+        for turn, sequence in enumerate(living):
             if sequence.home not in members:
                 self.scheduler.move(sequence, homes[turn % len(homes)])
+        for rank in {*range(len(self.scheduler.pools))} - {*members}:
+            self.scheduler.forget(rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.model.sampler import Logprobs
@@ -25,9 +25,12 @@ class Completion:
     logits_sha256: str | None
     """Over the fp32 logits of every sampled position, when `hash_logits` is set."""
     rows: int
-    """Rows that ran for the first time: prompt + output - 1, or the prompt without output."""
+    """Rows that ran for the first time: prompt + output - 1, or the prompt without output; less
+    `reused_tokens`."""
     extra_rows: dict[str, int]
     """Rows run again, by cause."""
+    reused_tokens: int = 0
+    """Prompt tokens that were not run, because the KV cache held them."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,16 @@ class EngineStats:
     num_free_blocks: int
     num_blocks: int
     bad_rows: int
+    dropped_slots: int = 0
+    """(token, expert) slots that found no room at their expert; 0 without a capacity factor."""
+    deciding: dict[str, Any] = field(default_factory=dict)
+    """What deciding costs, level by level, see `engine.runtime.deciding`."""
+    num_kept_blocks: int = 0
+    """Of the free blocks, those kept because a request may begin with what they hold."""
+    prefix_queries: int = 0
+    """Tokens of requests that began, looked up in the cache."""
+    prefix_hits: int = 0
+    """Of those, the tokens that were found and not run."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -76,6 +89,7 @@ def completion_of(sequence: Sequence) -> Completion:
         finish_reason=sequence.finish_reason,
         logprobs=tuple(sequence.logprobs),
         logits_sha256=digest.hexdigest() if digest else None,
-        rows=sequence.high_water,
+        rows=sequence.high_water - sequence.num_reused,
         extra_rows=dict(sequence.extra_rows),
+        reused_tokens=sequence.num_reused,
     )

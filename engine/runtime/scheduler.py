@@ -1,20 +1,24 @@
 """Decide which sequences run in the next step, and how many tokens of each.
 
-Continuous batching: running sequences go first, in order of arrival, then as many waiting ones as
-fit; a long prompt is prefilled in chunks. When blocks run out the youngest running sequence gives
-its blocks back and starts again later (preemption by recomputation).
+Continuous batching: running sequences go first, in the order in which they are due, then as many
+waiting ones as fit; a long prompt is prefilled in chunks, and what of it lies in the cache already
+is not computed again (`engine.runtime.prefix`). Without priorities whoever came first is due first;
+a more urgent request overtakes (`engine.runtime.waiting`) and may take a running one's place. When
+blocks run out the running sequence that is due last gives its blocks back and starts again later
+(preemption by recomputation).
 """
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.model.kv_cache import BlockPool
+from engine.runtime.prefix import Chain, Key, SharedBlocks
 from engine.runtime.draft.proposal import Proposal
 from engine.runtime.sequence import Sequence
+from engine.runtime.waiting import Queue, due
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +74,59 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.pools = [BlockPool(config.num_blocks) for _ in range(config.num_ranks)]
-        self.waiting: deque[Sequence] = deque()
+        self.pools = [SharedBlocks(config.num_blocks) for _ in range(config.num_ranks)]
+        self.waiting = Queue()
         self.running: list[Sequence] = []
+        """In the order in which they are due."""
+        self.conditions: Key | None = None
+        """What cached values depend on in the next step besides tokens; None: share none."""
+        self.prefix_queries = 0
+        """Tokens of sequences that began, looked up in the cache."""
+        self.prefix_hits = 0
+        """Of those, the tokens that were found, so that they were not computed."""
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind those that wait."""
-        self.waiting.append(sequence)
+        """Queue a sequence; from any thread."""
+        self.waiting.add(sequence)
 
     def schedule(self) -> Schedule:
         """Choose the next step's chunks; empty when there is nothing to do."""
         step = Schedule([], {}, [])
+        self._make_way(step)
+        displaced = len(step.preempted)
         budget = self.config.max_step_tokens
         for sequence in list(self.running):
             if budget == 0 or sequence not in self.running:
                 continue
             budget -= self._take(sequence, budget, step)
         while budget and self.waiting and len(self.running) < self.config.max_running:
-            sequence = self.waiting[0]
-            wanted = min(len(sequence.token_ids), budget)
-            if step.preempted or self._lacks_blocks(sequence, wanted):
+            sequence = self.waiting.first
+            if len(step.preempted) > displaced or not self._admit(sequence, budget):
                 break
-            self.running.append(self.waiting.popleft())
+            self._let_in(sequence)
             budget -= self._take(sequence, budget, step)
         return step
+
+    def computed(self, chunks: list[Chunk], conditions: Key | None) -> None:
+        """Let others find the blocks that a step has filled.
+
+        Args:
+            chunks: what ran; their sequences' `num_computed` already counts it.
+            conditions: what the step ran under, from its beginning to its end.
+        """
+        if not self.config.prefix_reuse:
+            return
+        for sequence in (chunk.sequence for chunk in chunks):
+            chain = sequence.chain
+            if chain is None or chain.conditions != conditions:
+                sequence.chain = None  # its values are a mixture from here on
+                continue
+            num_full = sequence.num_computed // self.config.block_size
+            if num_full > chain.num_shared and sequence.blocks:
+                keys = chain.upto(num_full, sequence.token_ids, self.config.block_size)
+                for block in range(chain.num_shared, num_full):
+                    self._pool(sequence).share(sequence.blocks[block], keys[block])
+                chain.num_shared = num_full
 
     def lengthen(self, sequence: Sequence, num_tokens: int, step: Schedule) -> bool:
         """Make room for a chunk of `num_tokens` tokens; False, and nothing done, if there is none."""
@@ -133,18 +166,71 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._free(sequence)
 
+    def forget(self, rank: int) -> None:
+        """Share nothing of a rank whose cache is gone; no sequence lives there any more."""
+        self.pools[rank].forget()
+
     def move(self, sequence: Sequence, home: int) -> None:
         """Give a sequence another home; if it runs, it starts again there from its tokens."""
         if sequence in self.running:
             self._start_again(sequence, "recovery")
         sequence.home = home
 
+    def _make_way(self, step: Schedule) -> None:
+        """Preempt whoever holds what a more urgent waiting sequence needs."""
+        while self.waiting:
+            urgent = self.waiting.first
+            full = len(self.running) >= self.config.max_running
+            victim = self._last_due(None if full else self._pool(urgent))
+            if victim is None or victim.priority <= urgent.priority or due(victim) < due(urgent):
+                return
+            if not full and self._admit(urgent, self.config.max_step_tokens):
+                self._free(urgent)
+                return
+            self._preempt(victim, step)
+
+    def _admit(self, sequence: Sequence, budget: int) -> bool:
+        """Give a waiting sequence the blocks that hold its beginning, if the rest has room."""
+        self._reuse(sequence)
+        wanted = min(len(sequence.token_ids) - sequence.num_computed, budget)
+        if self._lacks_blocks(sequence, wanted):
+            self._free(sequence)
+            return False
+        return True
+
+    def _let_in(self, sequence: Sequence) -> None:
+        """Let a waiting sequence run; it has the blocks that hold its beginning."""
+        self.waiting.remove(sequence)
+        bisect.insort(self.running, sequence, key=due)
+        if sequence.chain is not None:
+            self.prefix_queries += len(sequence.token_ids)
+            self.prefix_hits += sequence.num_computed
+        if not sequence.high_water:
+            sequence.high_water = sequence.num_reused = sequence.num_computed
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Find the beginning of a sequence in the cache, but for its last token and watched ones.
+
+        The last token always runs, for the logits that follow it.
+        """
+        if self.conditions is None or not self.config.prefix_reuse:
+            return
+        size = self.config.block_size
+        if sequence.chain is None or sequence.chain.conditions != self.conditions:
+            sequence.chain = Chain(self.conditions)
+        most = min((len(sequence.token_ids) - 1, *sequence.watch))
+        keys = sequence.chain.upto(most // size, sequence.token_ids, size)
+        sequence.blocks = self._pool(sequence).find(keys)
+        sequence.chain.num_shared = len(sequence.blocks)
+        sequence.num_computed = len(sequence.blocks) * size
+
     def _take(self, sequence: Sequence, budget: int, step: Schedule) -> int:
         """Give a running sequence its share of the step; returns the tokens taken."""
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
         while self._lacks_blocks(sequence, num_tokens):
             pool = self._pool(sequence)
-            victim = next(one for one in reversed(self.running) if self._pool(one) is pool)
+            victim = self._last_due(pool)
+            assert victim is not None, "the sequence itself runs there"
             self._preempt(victim, step)
             if victim is sequence:
                 return 0
@@ -152,6 +238,11 @@ class Scheduler:
         again = min(max(0, sequence.high_water - sequence.num_computed), num_tokens)
         step.chunks.append(Chunk(sequence, sequence.num_computed, num_tokens, again))
         return num_tokens
+
+    def _last_due(self, pool: SharedBlocks | None) -> Sequence | None:
+        """Return the running sequence that is due last, of one pool or of all."""
+        line = reversed(self.running)
+        return next((one for one in line if pool is None or self._pool(one) is pool), None)
 
     def _preempt(self, sequence: Sequence, step: Schedule) -> None:
         assert not any(chunk.sequence is sequence for chunk in step.chunks), (
@@ -161,11 +252,11 @@ class Scheduler:
         step.preempted.append(sequence)
 
     def _start_again(self, sequence: Sequence, cause: str) -> None:
-        """Put a running sequence back to the front of the queue; its rows will run again."""
+        """Let a running sequence wait again; its rows will run again."""
         self.running.remove(sequence)
         self._free(sequence)
-        sequence.num_computed, sequence.rerun_cause = 0, cause
-        self.waiting.appendleft(sequence)
+        sequence.rerun_cause = cause
+        self.waiting.add(sequence)
 
     def _hand_out(self, sequence: Sequence, num_tokens: int, step: Schedule) -> None:
         blocks = self._pool(sequence).take(self._missing_blocks(sequence, num_tokens))
@@ -175,7 +266,7 @@ class Scheduler:
     def _lacks_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
         return self._missing_blocks(sequence, num_tokens) > self._pool(sequence).num_free
 
-    def _pool(self, sequence: Sequence) -> BlockPool:
+    def _pool(self, sequence: Sequence) -> SharedBlocks:
         return self.pools[self._pool_of(sequence)]
 
     def _pool_of(self, sequence: Sequence) -> int:
@@ -186,5 +277,8 @@ class Scheduler:
         return max(0, needed - len(sequence.blocks))
 
     def _free(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; whatever it goes on with, it begins at its first token."""
         self._pool(sequence).give_back(sequence.blocks)
-        sequence.blocks = []
+        sequence.blocks, sequence.num_computed = [], 0
+        if sequence.chain is not None:
+            sequence.chain.num_shared = 0

@@ -14,6 +14,7 @@ from engine.events import Int64
 from engine.model.detokenizer import Detokenizer
 from engine.model.sampler import Logprobs
 from engine.runtime.draft.proposal import DraftState
+from engine.runtime.prefix import Chain
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -37,12 +38,20 @@ class Sequence:
     watch: frozenset[Position]
     """Positions whose whole decision is recorded."""
     detokenizer: Detokenizer
+    priority: int = 0
+    """Smaller is more urgent."""
+    due_s: float = 0.0
+    """When it arrived, by the machine's clock, moved by its priority."""
     token_ids: list[int] = field(init=False)
     """Prompt and output."""
     num_computed: int = 0
     """Tokens whose keys and values are in the cache."""
     high_water: int = 0
-    """Tokens that were ever computed; rows below it run again after a preemption."""
+    """Tokens that were ever computed or reused; rows below it run again after a preemption."""
+    num_reused: int = 0
+    """Of them, prompt tokens that another request had computed when this one began."""
+    chain: Chain | None = None
+    """By what its full blocks are known; None until it begins, or while they cannot be shared."""
     rerun_cause: str = "preemption"
     """Why its rows below `high_water` run again, one of `engine.events.CAUSES`."""
     blocks: list[int] = field(default_factory=list)
