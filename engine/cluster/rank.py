@@ -133,7 +133,8 @@ class Rank:
         """Copy out what `work` decided; None when it kept no records."""
         if not work.record:
             return None
-        return row_records(outcome.step, work.spans, self._gates, self.config.number_format)
+        drawn, format = outcome.tokens, self.config.number_format
+        return row_records(outcome.step, work.spans, drawn, self._gates, format)
 
     def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
         """Run `work` and return the (T, V) logits of every row, sampling nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine.model.step import LayerRecord, StepContext
 from engine.routing.decision import Circumstances, RowKey, decision_of
 from engine.routing.device import Placer
 from engine.routing.gate import Gate
+from engine.routing.speculation import num_kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +41,18 @@ class RowRecords:
 
 
 def row_records(
-    step: StepContext, spans: Sequence[Span], gates: Mapping[int, Gate], number_format: str
+    step: StepContext,
+    spans: Sequence[Span],
+    drawn: Sequence[int],
+    gates: Mapping[int, Gate],
+    number_format: str,
 ) -> RowRecords:
     """Copy out what a step that kept records decided.
 
     Args:
         step: the step, after it ran.
         spans: what it ran.
+        drawn: the tokens that the target drew, span by span, one more than the span has drafts.
         gates: by the model's number of each MoE layer, in order.
         number_format: in which the experts ran.
     """
@@ -68,7 +74,7 @@ def row_records(
             [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
         ),
         margins=_margins(records, num_rows),
-        decisions=tuple(_decisions(spans, step, gates, phy_ids, number_format)),
+        decisions=tuple(_decisions(spans, drawn, step, gates, phy_ids, number_format)),
     )
 
 
@@ -95,6 +101,7 @@ def _margins(records: list[LayerRecord], num_rows: int) -> Any:
 
 def _decisions(
     spans: Sequence[Span],
+    drawn: Sequence[int],
     step: StepContext,
     gates: Mapping[int, Gate],
     phy_ids: Any,
@@ -108,17 +115,30 @@ def _decisions(
         _circumstances(step, place, layer, gate, number_format)
         for place, (layer, gate) in enumerate(gates.items())
     ]
-    first_row = 0
+    first_row = first_drawn = 0
     for span in spans:
+        kept = _num_kept(span, drawn[first_drawn:])
+        first_drawn += span.num_drafts + 1 if span.draw else 0
         for position in span.watched:
             offset = position - span.start
             row, token = first_row + offset, span.token_ids[offset]
             key = RowKey(row, span.request_id, position, token, span.home)
+            ahead = offset - (len(span.token_ids) - span.num_drafts)
             for place, record in enumerate(step.records):
-                yield decision_of(
-                    key, place, record.gate, phy_ids[:, place], step.table, how[place]
-                )
+                told = how[place]
+                if ahead >= 0:
+                    verdict = "accepted" if ahead < kept else "rejected"
+                    told = replace(told, model="draft", verdict=verdict)
+                yield decision_of(key, place, record.gate, phy_ids[:, place], step.table, told)
         first_row += len(span.token_ids)
+
+
+def _num_kept(span: Span, drawn: Sequence[int]) -> int:
+    """Return how many of a span's drafts the target drew as well."""
+    if not span.num_drafts:
+        return 0
+    proposed = span.token_ids[-span.num_drafts :]
+    return num_kept(proposed, drawn[: span.num_drafts + 1]) - 1
 
 
 def _circumstances(
