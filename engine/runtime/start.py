@@ -16,6 +16,13 @@ def routing(model: ModelConfig, config: EngineConfig) -> tuple[RoutingTable, Rou
     num_layers = len(model.moe_layers)
     num_experts = max(1, model.num_experts)
     policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
+    if config.capacity_factor is not None:
+        if not model.is_moe:
+            raise ConfigError(
+                f"capacity_factor ({config.capacity_factor}) must be left out for {config.model}, "
+                "which has no experts."
+            )
+        policy = policy.limited(config.capacity_factor)
     holders = Roles(config.attention_ranks).holders(range(config.num_devices))
     return contiguous(num_layers, num_experts, config.num_devices, holders=holders), policy
 
