@@ -235,6 +235,9 @@ class StepEvent:
     bad_rows: int
     """Rows whose logits were not finite, summed over layers."""
     decisions: tuple[Decision, ...] = ()
+    drafted: UInt8 | None = None
+    """(T,) 1 for a token that a draft model proposed, whose cause is then its verdict: `accepted`
+    or `rejected_draft`; None in a step without proposals."""
     dropped: tuple[int, ...] = ()
     """By MoE layer: (token, expert) slots that found no room, physical expert -1; () for none."""
     ranks: tuple[RankEvent, ...] = ()

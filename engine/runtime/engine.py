@@ -191,8 +191,10 @@ class Engine:
         clock.mark("schedule")
         with self._compute():
             if self._drafter is not None:
-                lean = bool(self.control.in_force.policy.smoothing)
-                self._drafter.propose(schedule, clock, silent=lean)
+                policy = self.control.in_force.policy
+                # What smoothing and a capacity do to a row depends on the rows before it.
+                silent = bool(policy.smoothing) or policy.capacity_factor is not None
+                self._drafter.propose(schedule, clock, silent=silent)
             result = self._run(schedule, clock)
             if result is None:
                 return
@@ -316,6 +318,7 @@ class Engine:
             bad_rows=self._bad_rows,
             dropped_slots=self._deciding.dropped,
             deciding=self._deciding.as_dict(),
+            draft=self._drafter.as_dict() if self._drafter else None,
             num_kept_blocks=sum(pool.num_kept for pool in scheduler.pools),
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,

@@ -44,6 +44,7 @@ def step_event(
         num_waiting=num_waiting,
         num_prefill_rows=sum(chunk.num_prefill for chunk in chunks),
         causes=_causes(chunks),
+        drafted=_drafted(chunks),
         stage_ms=result.clock.spent_ms(),
         bad_rows=result.bad_rows,
         dropped=tuple(result.dropped) if any(result.dropped) else (),
@@ -63,6 +64,13 @@ def _joined(records: Sequence[RowRecords]) -> dict[str, Any]:
         }
     decisions = tuple(decision for part in records for decision in part.decisions)
     return {**columns, "decisions": decisions}
+
+
+def _drafted(chunks: Sequence[Chunk]) -> Any:
+    if not any(chunk.num_drafts for chunk in chunks):
+        return None
+    parts = [np.arange(c.num_tokens) >= c.num_tokens - c.num_drafts for c in chunks]
+    return np.concatenate(parts).astype(np.uint8)
 
 
 def _causes(chunks: Sequence[Chunk]) -> Any:

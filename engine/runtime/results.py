@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.model.sampler import Logprobs
+from engine.routing.speculation import Figures
 from engine.runtime.sequence import Sequence
 
 
@@ -31,6 +32,10 @@ class Completion:
     """Rows run again, by cause."""
     reused_tokens: int = 0
     """Prompt tokens that were not run, because the KV cache held them."""
+    draft: Figures | None = None
+    """How its draft fared, see `engine.routing.speculation.DEFINITION`; None without a draft."""
+    draft_switched: tuple[tuple[int, bool], ...] = ()
+    """At how many generated tokens drafting was switched off (False) or on for it."""
 
 
 @dataclass(slots=True)
@@ -70,6 +75,8 @@ class EngineStats:
     """Tokens of requests that began, looked up in the cache."""
     prefix_hits: int = 0
     """Of those, the tokens that were found and not run."""
+    draft: dict[str, Any] | None = None
+    """How the draft fared over all requests, see `Drafter.as_dict`; None without one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name."""
@@ -92,4 +99,6 @@ def completion_of(sequence: Sequence) -> Completion:
         rows=sequence.high_water - sequence.num_reused,
         extra_rows=dict(sequence.extra_rows),
         reused_tokens=sequence.num_reused,
+        draft=sequence.draft.figures if sequence.draft else None,
+        draft_switched=tuple(sequence.draft.track.switched) if sequence.draft else (),
     )

@@ -41,7 +41,7 @@ STAGES_OF = {
 sort, and no level but experts and devices decided."""
 TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3}
 """The tables that not every version has, and the first that does."""
-COLUMNS_SINCE = {
+COLUMNS_SINCE = {"rows/drafted": 4} | {
     f"decisions/{name}": 4 for name in ("bias", "smoothing", "shut", "capacity", "unit")
 }
 """The columns of a table that not every version has, and the first that does."""
@@ -69,6 +69,7 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rows/token_ids": ("<i4", ("N",)),
     "rows/homes": ("<i2", ("N",)),
     "rows/causes": ("|u1", ("N",)),
+    "rows/drafted": ("|u1", ("N",)),
     "rows/topk_ids": ("<i2", ("N", "L", "K")),
     "rows/phy_ids": ("<i2", ("N", "L", "K")),
     "rows/topk_weights": ("<f4", ("N", "L", "K")),
@@ -243,6 +244,7 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
         ("flights/rank", 0, last_device),
         ("ranks/mode", 0, len(EXCHANGES) - 1),
         ("spans/stages", 0, len(STAGES) - 1),
+        ("rows/drafted", 0, 1),
         ("decisions/shut", 0, 1),
         ("decisions/capacity", -1, np.iinfo(np.int64).max),
         ("decisions/unit", -1, np.iinfo(np.int32).max),

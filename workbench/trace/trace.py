@@ -298,6 +298,11 @@ def _joined(start: StartEvent, name: str, events: list[StepEvent]) -> Any:
     lengths = sizes(start, steps=0, rows=0, decisions=0)
     inner = tuple(lengths[letter] for letter in COLUMNS[f"rows/{name}"][1][1:])
     parts = [getattr(event, name) for event in events]
+    if name == "drafted":
+        parts = [
+            np.zeros(event.num_rows, np.uint8) if part is None else part
+            for event, part in zip(events, parts, strict=True)
+        ]
     for event, part in zip(events, parts, strict=True):
         if part.shape != (event.num_rows, *inner):
             raise TraceError(
