@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from engine.faults import Faults
 from engine.model.kv_cache import KVCache
 from engine.model.sampler import Array, sample
 from engine.model.step import StageClock
-from engine.routing.speculation import LOOKED_AT, Figures, Speculation, Thought
+from engine.routing.speculation import DEFINITION, LOOKED_AT, Figures, Speculation, Thought
 from engine.runtime.draft.network import DraftNetwork, Feed
 from engine.runtime.draft.proposal import DraftState, Proposal
 from engine.runtime.runner import StepResult
@@ -57,6 +58,20 @@ class Drafter:
     def figures(self) -> Figures:
         """Counts over all requests."""
         return self.policy.total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures, their definition, and what was learned of costs and chances."""
+        costs = self.policy.costs
+        return {
+            **asdict(self.figures),
+            "acceptance": self.figures.acceptance,
+            "tokens_per_step": self.figures.tokens_per_step,
+            "definition": DEFINITION,
+            "step_ms": round(costs.step_s(1) * 1e3, 4),
+            "step_of_three_ms": round(costs.step_s(3) * 1e3, 4),
+            "pass_ms": round(costs.pass_s(1) * 1e3, 4),
+            "chances": self.policy.confidence.table(),
+        }
 
     def propose(self, schedule: Schedule, clock: StageClock, *, silent: bool = False) -> None:
         """Lengthen the chunks that draw a token by what the draft thinks comes after it.
@@ -131,9 +146,7 @@ class Drafter:
                 proposal = Proposal(own, length)
                 schedule.chunks[place] = replace(chunk, num_tokens=num_tokens, proposal=proposal)
 
-    def _think(
-        self, sequences: SequenceOf[Sequence], clock: StageClock
-    ) -> list[list[Thought]]:
+    def _think(self, sequences: SequenceOf[Sequence], clock: StageClock) -> list[list[Thought]]:
         """Let the draft think of the next tokens of each sequence, as far as it may pay."""
         policy = self.policy
         thoughts: list[list[Thought]] = [[] for _ in sequences]
@@ -165,9 +178,7 @@ class Drafter:
                     logits_V, sequence.params, sequence.seed, len(sequence.token_ids) + depth
                 )
                 chance = before[-1].chance if before else 1.0
-                before.append(
-                    policy.thought(_state(sequence).track, token_id, confidence, chance)
-                )
+                before.append(policy.thought(_state(sequence).track, token_id, confidence, chance))
         return thoughts
 
     def _room(self, sequence: Sequence) -> int:

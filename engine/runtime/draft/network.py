@@ -65,7 +65,10 @@ class _Layer:
     """One layer's weights, norms folded in."""
 
     def __init__(self, state: dict[str, Tensor], prefix: str, config: ModelConfig) -> None:
-        attn_norm, ffn_norm = state[f"{prefix}.attn_norm.weight"], state[f"{prefix}.ffn_norm.weight"]
+        attn_norm, ffn_norm = (
+            state[f"{prefix}.attn_norm.weight"],
+            state[f"{prefix}.ffn_norm.weight"],
+        )
         self.qkv = by_columns(state[f"{prefix}.attention.qkv.weight"] * attn_norm)
         self.out = by_columns(state[f"{prefix}.attention.out.weight"].clone())
         self.gate_up = by_columns(state[f"{prefix}.mlp.gate_up.weight"] * ffn_norm)
