@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from engine.config import EngineConfig
 from torch import Tensor
 
+from engine.config import EngineConfig
 from engine.model.sampler import logprobs
 from engine.runtime.announcer import Announcer
 from engine.runtime.results import RequestOutput, completion_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.runtime.prefix import Chain, Key, SharedBlocks
 from engine.runtime.draft.proposal import Proposal
+from engine.runtime.prefix import Chain, Key, SharedBlocks
 from engine.runtime.sequence import Sequence
 from engine.runtime.waiting import Queue, due
 
@@ -129,7 +129,7 @@ class Scheduler:
                 chain.num_shared = num_full
 
     def lengthen(self, sequence: Sequence, num_tokens: int, step: Schedule) -> bool:
-        """Make room for a chunk of `num_tokens` tokens; False, and nothing done, if there is none."""
+        """Make room for a chunk of `num_tokens` tokens; False, and nothing done, without room."""
         if self._lacks_blocks(sequence, num_tokens):
             return False
         self._hand_out(sequence, num_tokens, step)

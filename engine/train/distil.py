@@ -143,7 +143,8 @@ def soft_label_loss(
     logits_BTV, _ = draft(ids_BT, torch.bfloat16)
     logits_BTV = logits_BTV.float()
     kept_BTK = logits_BTV.gather(-1, likely_BTK) - logits_BTV.logsumexp(-1, keepdim=True)
-    return -(weights_BTK * kept_BTK).sum(-1).mean()
+    loss: Tensor = -(weights_BTK * kept_BTK).sum(-1).mean()
+    return loss
 
 
 def accepted_by_domain(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,6 +101,7 @@ class _Cached:
         config = network.config
         shape = (batch, config.num_heads, length, config.head_dim)
         self.network, self.done = network, 0
+        self.layers: list[Any] = list(network.layers)
         self.caches = [
             (torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape, dtype=torch.bfloat16))
             for _ in network.layers
@@ -110,7 +112,7 @@ class _Cached:
         network, start, end = self.network, self.done, self.done + ids_BT.shape[1]
         x = network.embed(ids_BT).bfloat16()
         cos, sin = (table[start:end].bfloat16() for table in (network.cos, network.sin))
-        for layer, cache in zip(network.layers, self.caches, strict=True):
+        for layer, cache in zip(self.layers, self.caches, strict=True):
             x = x + self._attend(layer.attention, layer.attn_norm(x), cos, sin, cache)
             normed = layer.ffn_norm(x)
             x = x + (layer.moe(normed)[0] if hasattr(layer, "moe") else layer.mlp(normed))

@@ -33,8 +33,8 @@ def open_draft(
     draft = read_config(folder)
     if draft.family != FAMILY:
         raise ConfigError(
-            f"draft ({folder}) is of family {draft.family}; a draft must be a dense model of family "
-            f"{FAMILY}, such as data/models/polyglot-draft."
+            f"draft ({folder}) is of family {draft.family}; a draft must be a dense model of "
+            f"family {FAMILY}, such as data/models/polyglot-draft."
         )
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -43,7 +43,7 @@ def open_draft(
         )
     if not Tokenizer(folder).same_tokens(tokenizer):
         raise ConfigError(
-            f"draft ({folder}) has another tokenizer than the model {config.model}; a token id must "
-            "stand for the same text in both."
+            f"draft ({folder}) has another tokenizer than the model {config.model}; a token id "
+            "must stand for the same text in both."
         )
     return DraftNetwork(folder, draft, min(num_positions, draft.max_position_embeddings))
