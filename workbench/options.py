@@ -28,6 +28,27 @@ PrecisionOption = Annotated[
         help="Number format of the experts: that of --dtype, or int8 weights and rows.",
     ),
 ]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="DIR",
+        help="Let a small model propose tokens: polyglot-draft, or a folder. Same text, faster "
+        "where it pays.",
+        show_default=False,
+    ),
+]
+DraftTokensOption = Annotated[
+    int, typer.Option("--draft-tokens", help="Most tokens proposed in one step.")
+]
+DraftLengthOption = Annotated[
+    str,
+    typer.Option(
+        "--draft-length",
+        metavar="adaptive|fixed",
+        help="Propose as many as pay, or always --draft-tokens.",
+    ),
+]
 SHOWN_DEVICES = 4
 """Logical devices of the commands that show where tokens go; with one there is nothing to see."""
 DevicesOption = Annotated[
@@ -97,6 +118,9 @@ def open_engine(
     exchange: str = "grouped",
     attention_ranks: int = 0,
     run_on: str = "cpu",
+    draft: str | None = None,
+    draft_tokens: int = 4,
+    draft_length: str = "adaptive",
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -117,5 +141,8 @@ def open_engine(
         exchange=exchange,
         attention_ranks=attention_ranks,
         run_on=run_on,
+        draft=paths.model_folder(draft) if draft is not None else None,
+        draft_tokens=draft_tokens,
+        draft_length=draft_length,
     )
     return Engine(config, sink=sink)

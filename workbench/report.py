@@ -51,6 +51,7 @@ def generation(
         "tokens_per_second": round(num_tokens / seconds, 3) if seconds > 0 else 0.0,
         "logits_sha256": completion.logits_sha256,
         "precision": engine.config.scheme,
+        "draft": drafting(completion, engine),
         "routing": {
             "layers": len(counts_LE),
             "experts": shape.num_experts,
@@ -65,6 +66,28 @@ def generation(
     }
 
 
+def drafting(completion: Completion, engine: Engine) -> dict[str, Any] | None:
+    """Return how one request's draft fared; None without a draft."""
+    from pathlib import Path
+
+    from engine.routing.speculation import DEFINITION
+
+    figures = completion.draft
+    if figures is None:
+        return None
+    return {
+        "model": Path(engine.config.draft or "").name,
+        "proposed": figures.proposed,
+        "accepted": figures.accepted,
+        "steps": figures.steps,
+        "passes": figures.passes,
+        "acceptance": figures.acceptance,
+        "tokens_per_step": figures.tokens_per_step,
+        "switched": [{"at": at, "on": on} for at, on in completion.draft_switched],
+        "definition": DEFINITION,
+    }
+
+
 def generation_summary(report: dict[str, Any], seconds: float) -> str:
     """Return a generation's report in two lines of text."""
     routing = report["routing"]
@@ -72,6 +95,8 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
         f"{count(report['completion_tokens'], 'token')} in {seconds:.2f} s "
         f"({report['tokens_per_second']:.1f} tokens/s), ended by {report['finish_reason']}"
     ]
+    if draft := report["draft"]:
+        lines.append(_draft_line(draft))
     if routing["layers"]:
         counts_LE = np.asarray(routing["expert_counts"])
         layer, expert = np.unravel_index(counts_LE.argmax(), counts_LE.shape)
@@ -85,6 +110,18 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
         )
         lines.append(f"balance {routing['balance']['value']:.2f}  ({BALANCE_FORMULA})")
     return "\n".join(lines)
+
+
+def _draft_line(draft: dict[str, Any]) -> str:
+    """Say in a line, and its definition, how a draft fared."""
+    rate, per_step = draft["acceptance"], draft["tokens_per_step"]
+    accepted = f"{rate:.0%} of {draft['proposed']}" if rate is not None else "none"
+    off = [str(line["at"]) for line in draft["switched"] if not line["on"]]
+    after = f"; switched off after {', '.join(off)} tokens" if off else ""
+    return (
+        f"draft {draft['model']}: {accepted} proposals accepted, "
+        f"{per_step or 1:.2f} tokens per target step{after}  ({draft['definition']})"
+    )
 
 
 def explanation(decision: Decision, *, index: int, text: str) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from workbench.options import (
     AttentionRanksOption,
     DeterministicOption,
     DevicesOption,
+    DraftLengthOption,
+    DraftOption,
+    DraftTokensOption,
     DtypeOption,
     ExchangeOption,
     JsonOption,
@@ -78,6 +81,9 @@ def generate(
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     precision: PrecisionOption = "model",
+    draft: DraftOption = None,
+    draft_tokens: DraftTokensOption = 4,
+    draft_length: DraftLengthOption = "adaptive",
     deterministic: DeterministicOption = False,
     trace: TraceOption = None,
     force_experts: ForceOption = None,
@@ -118,6 +124,9 @@ def generate(
         exchange=exchange,
         attention_ranks=attention_ranks,
         run_on=run_on,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        draft_length=draft_length,
     )
 
 
