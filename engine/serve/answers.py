@@ -26,7 +26,7 @@ class Answer:
         self._tokenizer = service.engine.tokenizer
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._num_output = 0
+        self._num_output = self._num_cached = 0
 
     def opening(self) -> list[Json]:
         """Return the chunks that come before the first token."""
@@ -36,6 +36,7 @@ class Answer:
         """Return what a stream says of one piece."""
         self._num_output += len(piece.output.token_ids)
         done = piece.output.completion
+        self._num_cached += done.reused_tokens if done else 0
         choice = {
             "index": piece.index,
             **self._gained(piece),
@@ -47,7 +48,7 @@ class Answer:
 
     def closing(self) -> Json:
         """Return the last chunk, which carries the usage."""
-        return {**self._framed(self.chunk_object, []), "usage": self._usage(self._num_output)}
+        return {**self._framed(self.chunk_object, []), "usage": self._usage()}
 
     def whole(self, last: Sequence[Piece]) -> Json:
         """Return the complete answer from each completion's last piece."""
@@ -66,8 +67,8 @@ class Answer:
                 choice["logits_sha256"] = done.logits_sha256
             choices.append(choice)
             self._num_output += len(done.token_ids)
-        usage = self._usage(self._num_output)
-        return {**self._framed(self.whole_object, choices), "usage": usage}
+            self._num_cached += done.reused_tokens
+        return {**self._framed(self.whole_object, choices), "usage": self._usage()}
 
     def _gained(self, piece: Piece) -> Json:
         raise NotImplementedError
@@ -85,12 +86,13 @@ class Answer:
             "choices": choices,
         }
 
-    def _usage(self, num_output: int) -> Json:
+    def _usage(self) -> Json:
         prompt = self._work.num_prompt_tokens
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": num_output,
-            "total_tokens": prompt + num_output,
+            "completion_tokens": self._num_output,
+            "total_tokens": prompt + self._num_output,
+            "prompt_tokens_details": {"cached_tokens": min(self._num_cached, prompt)},
         }
 
 

@@ -3,7 +3,8 @@
     {"time": "2026-11-30T11:40:02.123Z", "source": "127.0.0.1", "key": "loader",
      "operation": "POST /v1/completions", "input_bytes": 71, "outcome": "200", "duration_ms": 48.1}
 
-`detail` is added where a refusal has a reason of its own; it holds our words alone.
+`detail` is added where a refusal has a reason of its own, and says with what values an operator
+acted; it holds numbers and our words alone.
 """
 
 from __future__ import annotations

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 
 from engine.errors import WorkbenchError
-from engine.faults import POINTS
+from engine.faults import POINTS, SAFE
 from engine.routing.balance import balanced, imbalance
+from engine.serve.audit import Entry
 from engine.serve.errors import ApiError, invalid
 from engine.serve.guard import needs
 from engine.serve.service import Service
@@ -26,6 +28,8 @@ from engine.serve.service import Service
 SCALE_S = 60.0
 """Longest wait for ranks to come or go."""
 LOOK_S = 0.1
+LEASE_S = 600.0
+"""Longest lease of a fault that was set from outside."""
 
 Layer = Annotated[int, Field(ge=0, lt=1 << 16)]
 Expert = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -89,6 +93,15 @@ class Point(Nothing):
     point: Literal[tuple(POINTS)]  # type: ignore[valid-type]
 
 
+class SafeFaultFor(Nothing):
+    """Set a fault that delays and never falsifies; it heals by itself when its lease is over."""
+
+    fault: Literal[tuple(SAFE)]  # type: ignore[valid-type]
+    delay_ms: Annotated[float, Field(gt=0, le=max(fault.most_ms for fault in SAFE.values()))]
+    lease_s: Annotated[float, Field(gt=0, le=LEASE_S)]
+    rank: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """One thing an operator can do."""
@@ -121,6 +134,13 @@ def _rebalance(service: Service, _: Nothing) -> None:
         control.publish_table(planned)
 
 
+def _inject(service: Service, body: SafeFaultFor) -> None:
+    fault = SAFE[body.fault]
+    service.engine.control.inject(
+        fault.point, fault.of(body.delay_ms), body.lease_s, rank=body.rank
+    )
+
+
 def _scaled(service: Service, body: Scale) -> Awaitable[dict[str, Any]]:
     return scaled(service, body.ranks)
 
@@ -135,6 +155,7 @@ ACTS: dict[str, Act] = {
     ),
     "set_smoothing": Act(Smoothing, lambda s, b: s.engine.control.set_smoothing(b.bonus)),
     "clear_policy": Act(Nothing, lambda s, _: s.engine.control.clear_policy()),
+    "inject_fault": Act(SafeFaultFor, _inject),
     "clear_fault": Act(Point, lambda s, b: s.engine.control.clear(b.point)),
     "set_exchange": Act(Exchange, lambda s, b: s.engine.control.set_exchange(b.mode)),
     "drain_rank": Act(OneRank, lambda s, b: s.engine.control.drain(b.rank)),
@@ -145,12 +166,16 @@ ACTS: dict[str, Act] = {
 """Every act by the last part of its address."""
 
 
-async def perform(service: Service, name: str, body: Nothing) -> dict[str, Any]:
+async def perform(service: Service, name: str, body: Nothing, entry: Entry) -> dict[str, Any]:
     """Do an act on another thread, because it may have to wait, and return the answer.
+
+    The audit log is told with what values: they are numbers and words of ours.
 
     Raises:
         ApiError: the engine refused.
     """
+    given = body.model_dump(exclude_none=True)
+    entry.detail = " ".join(f"{field}={value}" for field, value in given.items())
     try:
         done = await asyncio.to_thread(ACTS[name].do, service, body)
         answer = await done if asyncio.iscoroutine(done) else None
@@ -174,8 +199,9 @@ def routes(service: Service) -> APIRouter:
 
 
 def _route(service: Service, name: str, act: Act) -> Callable[..., Awaitable[dict[str, Any]]]:
-    async def route(body: Any = None) -> dict[str, Any]:
-        return await perform(service, name, act.body() if body is None else body)
+    async def route(request: Request, body: Any = None) -> dict[str, Any]:
+        given = act.body() if body is None else body
+        return await perform(service, name, given, request.state.audit)
 
     # An act that takes nothing may come without a body.
     route.__annotations__["body"] = act.body | None if act.body is Nothing else act.body

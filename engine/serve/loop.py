@@ -79,6 +79,7 @@ class Spec:
     params: SamplingParams
     wish: Wish | None = None
     label: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -234,7 +235,7 @@ class EngineLoop:
             routing = None
             if output.completion is not None:
                 del self._live[output.request_id]
-                routing = self._collector.take(output.request_id)
+                routing = self._collector.take(output.completion)
                 call.num_open -= 1
                 self._close_book(output.completion.finish_reason == "aborted")
             by_call[call].append(Piece(index, output, routing))
@@ -256,7 +257,9 @@ class EngineLoop:
                 self._close_book(aborted=True)
                 continue
             try:
-                request_id = self.engine.add(spec.token_ids, spec.params, label=spec.label)
+                request_id = self.engine.add(
+                    spec.token_ids, spec.params, label=spec.label, priority=spec.priority
+                )
             except WorkbenchError as refused:
                 log.warning("a request that was let in was refused: %s", type(refused).__name__)
                 with self._lock:

@@ -61,6 +61,7 @@ def asked_completion(body: CompletionRequest) -> Asked:
                         logprobs=body.logprobs),
         n=_or(body.n, 1),
         routing=body.routing,
+        priority=_or(body.priority, 0),
     )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def asked_chat(body: ChatRequest, text: str) -> Asked:
                         logprobs=_or(body.top_logprobs, 0) if body.logprobs else None),
         n=_or(body.n, 1),
         routing=body.routing,
+        priority=_or(body.priority, 0),
         fields={"prompt": "messages", "max_tokens": limit},
     )  # fmt: skip
 

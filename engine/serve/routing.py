@@ -1,7 +1,8 @@
 """How the tokens of a request were routed, for the answer's field `routing`.
 
 A sink on the engine's thread that keeps rows only of the requests that asked, and forgets them when
-the request is handed out.
+the request is handed out. Prompt tokens that the KV cache held went through no expert, so their
+rows say null, and -1 in the encodings.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import numpy.typing as npt
 
 from engine.config import ModelConfig
 from engine.events import CAUSES, Event, Float32, Int16, Int32, StepEvent
+from engine.runtime.results import Completion
 from engine.serve.encodings import to_int32, to_npy
 
 BALANCE_FORMULA = "mean over layers of max(expert_counts) / mean(expert_counts); 1 is even"
+NOTE = (
+    "The first {} prompt tokens were not computed: the KV cache held them, from a request with the "
+    "same beginning. No expert was chosen for them, so theirs are null, and -1 in the encodings."
+)
 _ACCEPTED = CAUSES.index("accepted")
 
 
@@ -70,10 +76,12 @@ class RoutingCollector:
             if (rows := self._wanted.get(request_id)) is not None:
                 _keep(rows, event, event.request_ids == request_id)
 
-    def take(self, request_id: int) -> dict[str, Any] | None:
+    def take(self, done: Completion) -> dict[str, Any] | None:
         """Return the report of a request that has ended, and forget it; None if nobody asked."""
-        rows = self._wanted.pop(request_id, None)
-        return None if rows is None else _report(rows, self._model)
+        rows = self._wanted.pop(done.request_id, None)
+        if rows is None:
+            return None
+        return _report(rows, done.prompt_token_ids[: done.reused_tokens], self._model)
 
 
 def _keep(rows: _Rows, step: StepEvent, mine: npt.NDArray[np.bool_]) -> None:
@@ -88,7 +96,7 @@ def _keep(rows: _Rows, step: StepEvent, mine: npt.NDArray[np.bool_]) -> None:
     rows.deciding_ms += step.overhead_share * step.duration_ms
 
 
-def _report(rows: _Rows, model: ModelConfig) -> dict[str, Any]:
+def _report(rows: _Rows, reused: tuple[int, ...], model: ModelConfig) -> dict[str, Any]:
     layers = list(rows.wish.layers)
     shape = (0, len(model.moe_layers), model.top_k)
     ids_TLK = np.concatenate([np.zeros(shape, np.int16), *rows.experts])
@@ -99,13 +107,18 @@ def _report(rows: _Rows, model: ModelConfig) -> dict[str, Any]:
         "layers": [model.moe_layers[layer] for layer in layers],
         "experts": model.num_experts,
         "top_k": model.top_k,
-        "summary": _summary(rows, chosen_TLK, model.num_experts),
+        "summary": _summary(rows, chosen_TLK, model.num_experts) | {"reused_rows": len(reused)},
     }
+    if reused:
+        report["note"] = NOTE.format(len(reused))
     if rows.wish.tokens:
         empty = np.zeros((0, len(layers), model.top_k), np.float32)
         weights_TLK = np.concatenate([empty, *rows.weights])[order]
         token_ids = np.concatenate([np.zeros(0, np.int32), *rows.token_ids])[order]
         report["tokens"] = [
+            {"index": index, "id": token, "experts": None, "weights": None}
+            for index, token in enumerate(reused)
+        ] + [
             {"index": index, "id": token, "experts": experts, "weights": weights}
             for index, (token, experts, weights) in enumerate(
                 zip(
@@ -113,10 +126,13 @@ def _report(rows: _Rows, model: ModelConfig) -> dict[str, Any]:
                     chosen_TLK.tolist(),
                     weights_TLK.astype(np.float64).round(6).tolist(),
                     strict=True,
-                )
+                ),
+                len(reused),
             )
         ]
     if rows.wish.encodings:
+        none_TLK = np.full((len(reused), *shape[1:]), -1, np.int16)
+        ids_TLK = np.concatenate([none_TLK, ids_TLK])
         report["encodings"] = {
             "npy": to_npy(ids_TLK, model.num_experts),
             "int32": to_int32(ids_TLK, model.num_experts),

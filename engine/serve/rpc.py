@@ -144,7 +144,8 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
             body = ACTS[request.action].body.model_validate_json(request.body_json or "{}")
         except ValidationError as wrong:
             raise refusal(list(wrong.errors())) from None
-        return pb.JsonResponse(json=json.dumps(await perform(service, request.action, body)))
+        answer = await perform(service, request.action, body, context.entry)
+        return pb.JsonResponse(json=json.dumps(answer))
 
     one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     methods = {
@@ -172,11 +173,12 @@ async def _whole(service: Service, asked: Asked, context: Any) -> pb.CompletionR
         last = await service.gather(call)
     finally:
         service.leave(call)
-    choices, num_output = [], 0
+    choices, num_output, num_cached = [], 0, 0
     for piece in last:
         done = piece.output.completion
         assert done is not None
         num_output += len(done.token_ids)
+        num_cached += done.reused_tokens
         choices.append(
             pb.Choice(
                 index=piece.index,
@@ -189,7 +191,10 @@ async def _whole(service: Service, asked: Asked, context: Any) -> pb.CompletionR
         )
     prompt = work.num_prompt_tokens
     usage = pb.Usage(
-        prompt_tokens=prompt, completion_tokens=num_output, total_tokens=prompt + num_output
+        prompt_tokens=prompt,
+        completion_tokens=num_output,
+        total_tokens=prompt + num_output,
+        cached_tokens=num_cached,
     )
     return pb.CompletionResponse(model=asked.model, choices=choices, usage=usage)
 

@@ -15,7 +15,7 @@ ROLES = ("system", "developer", "user", "assistant")
 DEFAULT_TOKENS = 16
 """New tokens of a completion that names no number, as over HTTP."""
 FIELDS = {"prompt": "prompts", "n": "sampling.n", "stop": "sampling.stop",
-          "max_tokens": "sampling.max_tokens"}  # fmt: skip
+          "max_tokens": "sampling.max_tokens", "priority": "sampling.priority"}  # fmt: skip
 
 
 def asked_completion(request: pb.CompletionRequest) -> Asked:
@@ -77,6 +77,7 @@ def _asked(request: Any, prompts: Sequence[Prompt], default_tokens: int | None) 
         ),
         n=wish.n or 1,
         routing=routing,
+        priority=wish.priority,
         label="grpc",
         fields=FIELDS,
     )

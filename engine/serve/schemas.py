@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from engine.runtime.admission import MAX_PRIORITY
 from engine.serve.errors import ApiError, invalid
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -69,6 +70,8 @@ class _Common(_Strict):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = False
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = 0
+    """Smaller is more urgent, as in vLLM."""
     routing: bool | RoutingOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[str, str] | None = None
@@ -167,7 +170,8 @@ _LIMITS = {
     "min_length": "its length must be at least",
     "max_length": "its length must be at most",
 }
-_ACTS = ("expert", "experts", "layer", "value", "bonus", "mode", "rank", "ranks", "point")
+_ACTS = ("expert", "experts", "layer", "value", "bonus", "mode", "rank", "ranks", "point",
+         "fault", "delay_ms", "lease_s")  # fmt: skip
 _KNOWN = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *_ACTS}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.config import MAX_SEED, SamplingParams
 from engine.errors import WorkbenchError
+from engine.runtime.admission import MAX_PRIORITY
 from engine.runtime.telemetry import Telemetry
 from engine.serve import errors
 from engine.serve.chat import ChatFormat
@@ -50,6 +51,8 @@ class Asked:
     params: SamplingParams
     n: int = 1
     routing: bool | RoutingOptions | None = None
+    priority: int = 0
+    """Smaller is more urgent."""
     label: str = "http"
     """A word for those who watch."""
     fields: dict[str, str] = field(default_factory=dict)
@@ -104,13 +107,20 @@ class Service:
                 asked.called("n") if asked.prompts else asked.called("prompt"),
             )
         self._check_stops(asked)
+        if not -MAX_PRIORITY <= asked.priority <= MAX_PRIORITY:
+            raise invalid(
+                f"A priority is a number from -{MAX_PRIORITY} to {MAX_PRIORITY}; smaller is more "
+                "urgent.",
+                asked.called("priority"),
+            )
         wish = self._wish(asked)
         prompts = tuple([await self._token_ids(prompt, asked) for prompt in asked.prompts])
         specs = []
         for token_ids in prompts:
             params = self._with_room(len(token_ids), asked)
             specs += [
-                Spec(token_ids, _nth(params, index), wish, asked.label) for index in range(asked.n)
+                Spec(token_ids, _nth(params, index), wish, asked.label, asked.priority)
+                for index in range(asked.n)
             ]
         self._check_wish(specs, asked)
         return Work(prompts, specs)

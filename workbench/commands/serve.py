@@ -59,6 +59,9 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Most sequences in one step.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Most requests that wait.")] = 256,
     num_blocks: Annotated[int, typer.Option(help="Blocks of the KV cache.")] = 2048,
+    prefix_reuse: Annotated[
+        bool, typer.Option(help="Read what requests with the same beginning left in the cache.")
+    ] = True,
     threads: Annotated[int | None, typer.Option(help="Threads of one product.")] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hashed keys; see --add-key.")
@@ -105,6 +108,7 @@ def serve(
         expert_format=precision,
         max_running=max_running,
         num_blocks=num_blocks,
+        prefix_reuse=prefix_reuse,
         num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
         hash_logits=deterministic,
     )
