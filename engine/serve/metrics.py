@@ -124,6 +124,15 @@ class _State(Collector):
         yield _gauge("num_requests_waiting", "Requests in the queue", waiting)
         used = 1 - stats.num_free_blocks / stats.num_blocks
         yield _gauge("kv_cache_usage_ratio", "Share of cache blocks in use", used)
+        kept = stats.num_kept_blocks / stats.num_blocks
+        yield _gauge("prefix_cache_kept_ratio", "Share of cache blocks kept for reuse", kept)
+        yield _counter(
+            "prefix_cache_queries", "Tokens of requests that began, looked up in the cache",
+            stats.prefix_queries,
+        )  # fmt: skip
+        yield _counter(
+            "prefix_cache_hits", "Of them, tokens that were found and not run", stats.prefix_hits
+        )
         yield _counter("requests_started", "Requests let in", books.started)
         ended = {name: getattr(books, name) for name in ("finished", "aborted", "failed")}
         yield _counter("requests_ended", "Requests that ended, by how", ended, "outcome")
@@ -170,7 +179,7 @@ class _State(Collector):
         )
         idle = GaugeMetricFamily(
             f"{PREFIX}_expert_idle_seconds",
-            "Seconds of work since an expert's last row",
+            "From an expert's last row to the last step; long pauses of all count as a minute",
             labels=("layer", "expert"),
         )
         counts_LE, idle_LE = self._tally.counts_LE.copy(), self._tally.idle_LE()

@@ -1,8 +1,8 @@
 """A sink that adds up what the engine did, since the start and over the last half minute.
 
-Written on the engine's thread, read by whoever scrapes, checks alerts or asks for the state.
-Seconds of work are counted apart from seconds of the clock, so that an idle service makes no expert
-idle.
+Written on the engine's thread, read by whoever scrapes, checks alerts or asks for the state. How
+long an expert has had no row is told in seconds of the clock up to the last step, a pause of the
+whole service counting as `PAUSE_S` at most: an idle night makes no expert idle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from engine.config import ModelConfig
-from engine.events import CAUSES, Event, Int64, StepEvent
+from engine.events import CAUSES, Event, Float64, Int64, StepEvent
 from engine.routing.table import RoutingTable
 from engine.runtime.engine import Engine
 from engine.runtime.stragglers import Straggler, Stragglers
 
 WINDOW_S = 30
+PAUSE_S = 60.0
+"""Longest time between two steps that counts when an expert gets no row."""
 BALANCES = {
     "balancedness": "mean / max of the rows by device, mean over layers; 1 is even (vLLM, SGLang)",
     "max_violation": "max / mean of the rows by expert, less 1, mean over layers; 0 is even "
@@ -72,12 +74,15 @@ class ServeTally:
         shape = (len(model.moe_layers), max(1, model.num_experts))
         self.counts_LE: Int64 = np.zeros(shape, np.int64)
         """Rows of each expert since the start."""
-        self._seen_LE: Int64 = np.zeros(shape, np.int64)
+        self._seen_LE: Float64 = np.zeros(shape, np.float64)
+        """When on the clock of `_used_s` each expert had its last row."""
         self._rows_shape = (shape[0], num_devices)
         self.table: RoutingTable | None = None
         """What the engine reads; whoever has the engine keeps it up to date (`look`)."""
-        self.work_s = 0
-        """Seconds of the clock in which a step ended."""
+        self._used_s = 0.0
+        """Seconds from the start to the last step, long pauses shortened."""
+        self._last_s = clock()
+        """When the last step ended, by `clock`."""
         self.steps = self.bad_rows = 0
         self.step_ms = self.deciding_ms = 0.0
         self.rows: Counter[str] = Counter()
@@ -94,10 +99,10 @@ class ServeTally:
         if not isinstance(event, StepEvent):
             return
         with self._lock:
-            second = self._second()
-            if not second.step_ms:
-                self.work_s += 1
-            self._add(event, second)
+            now = self._clock()
+            self._used_s += min(now - self._last_s, PAUSE_S)
+            self._last_s = now
+            self._add(event, self._second())
             self._stragglers.add(event)
 
     def ended(self, latency_s: float) -> None:
@@ -137,10 +142,13 @@ class ServeTally:
             ),
         )
 
-    def idle_LE(self) -> Int64:
-        """Return the seconds of work since each expert had a row."""
+    def idle_LE(self) -> Float64:
+        """Return the seconds from each expert's last row, or the start, to the last step.
+
+        Pauses of the whole service count as `PAUSE_S` at most.
+        """
         with self._lock:
-            idle: Int64 = self.work_s - self._seen_LE
+            idle: Float64 = self._used_s - self._seen_LE
             return idle
 
     def straggler(self) -> Straggler | None:
@@ -174,7 +182,7 @@ class ServeTally:
         if len(counts_LE):
             self.counts_LE += counts_LE
             second.counts_LE += counts_LE
-            self._seen_LE[counts_LE > 0] = self.work_s
+            self._seen_LE[counts_LE > 0] = self._used_s
         self.table_version = event.table_version
         table = self.table
         if table is not None and table.version == event.table_version and len(counts_LE):
