@@ -78,6 +78,35 @@ ExchangeOption = Annotated[
         help="How ranks exchange rows: naive, request, grouped or overlapped.",
     ),
 ]
+CapacityOption = Annotated[
+    float | None,
+    typer.Option(
+        "--capacity-factor",
+        metavar="F",
+        help="An expert takes at most F times its even share of a step's rows, usually 1.2 to 2; "
+        "the rest is dropped and counted. Without it nothing is.",
+        show_default=False,
+    ),
+]
+ForceOption = Annotated[
+    str | None, typer.Option(metavar="E,E,…", help="Always choose these experts, in every layer.")
+]
+BanOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[L:]E", help="Never choose this expert; may be repeated."),
+]
+BiasOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[L:]E=V", help="Add V to the expert's logit; may be repeated."),
+]
+SmoothingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="B[,W[,D]]",
+        help="Add B to the logits of experts used in the last W tokens, times D for each token "
+        "since.",
+    ),
+]
 DeterministicOption = Annotated[
     bool,
     typer.Option(
@@ -121,6 +150,7 @@ def open_engine(
     draft: str | None = None,
     draft_tokens: int = 4,
     draft_length: str = "adaptive",
+    capacity_factor: float | None = None,
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -144,5 +174,6 @@ def open_engine(
         draft=paths.model_folder(draft) if draft is not None else None,
         draft_tokens=draft_tokens,
         draft_length=draft_length,
+        capacity_factor=capacity_factor,
     )
     return Engine(config, sink=sink)

@@ -1,4 +1,4 @@
-"""What `--force-experts`, `--ban-expert` and `--bias` ask of the gate, and the way to set it."""
+"""What `--force-experts`, `--ban-expert`, `--bias` and `--smoothing` ask of the gate, and how."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Experts to force, ban or favour; a layer of None means every MoE layer."""
+    """Experts to force, ban or favour, and smoothing; a layer of None means every MoE layer."""
 
     force: tuple[int, ...] = ()
     ban: tuple[tuple[int | None, int], ...] = ()
     bias: tuple[tuple[int | None, int, float], ...] = ()
+    smoothing: tuple[float, int, float] | None = None
+    """Bonus, window and decay, see `engine.routing.smoothing`."""
 
     @classmethod
-    def parse(cls, force: str | None, ban: Sequence[str], bias: Sequence[str]) -> Policy:
-        """Read `1,3`, `[L:]E` and `[L:]E=V`.
+    def parse(
+        cls,
+        force: str | None,
+        ban: Sequence[str],
+        bias: Sequence[str],
+        smoothing: str | None = None,
+    ) -> Policy:
+        """Read `1,3`, `[L:]E`, `[L:]E=V` and `BONUS[,WINDOW[,DECAY]]`.
 
         Example: `ban=["5", "2:0"]` bans expert 5 everywhere and expert 0 in layer 2.
 
@@ -47,6 +55,7 @@ class Policy:
             else (),
             ban=tuple(_cell("--ban-expert", text, text) for text in ban),
             bias=tuple(favoured),
+            smoothing=None if smoothing is None else _smoothing(smoothing),
         )
 
     def apply(self, engine: Engine) -> None:
@@ -58,7 +67,7 @@ class Policy:
         """
         if self != Policy() and not engine.model_config.is_moe:
             raise ConfigError(
-                "--force-experts, --ban-expert and --bias need a model with experts; "
+                "--force-experts, --ban-expert, --bias and --smoothing need a model with experts; "
                 "this one is dense, leave them out."
             )
         if self.force:
@@ -67,6 +76,21 @@ class Policy:
             engine.control.ban_expert(layer, expert)
         for layer, expert, value in self.bias:
             engine.control.set_bias(layer, expert, value)
+        if self.smoothing is not None:
+            engine.control.set_smoothing(*self.smoothing)
+
+
+def _smoothing(text: str) -> tuple[float, int, float]:
+    bonus, window, decay = [*text.split(","), *("1", "1")[text.count(",") :]][:3]
+    numbers = _number(bonus), _number(decay)
+    digits = window.strip()
+    whole = digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
+    if None in numbers or not whole or text.count(",") > 2:
+        raise ConfigError(
+            f"--smoothing ({text}) must read BONUS[,WINDOW[,DECAY]], like 0.5,4,0.7: added to the "
+            "logits of experts used in the last WINDOW tokens, times DECAY for each token since."
+        )
+    return float(bonus), int(digits), float(decay)
 
 
 def _cell(option: str, text: str, whole: str) -> tuple[int | None, int]:

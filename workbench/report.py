@@ -61,6 +61,7 @@ def generation(
             "expert_counts": counts_LE.tolist(),
             "table_version": tally.table_version,
             "overhead_share": round(tally.overhead_share, 6),
+            "dropped_slots": tally.dropped,
             "balance": {"value": balance(counts_LE), "formula": BALANCE_FORMULA},
         },
     }
@@ -108,6 +109,11 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
             f"busiest is expert {expert} of layer {layer} with {share:.0%} of its layer; "
             f"routing overhead {routing['overhead_share']:.1%} of step time"
         )
+        if lost := sum(routing["dropped_slots"]):
+            lines.append(
+                f"{count(lost, '(token, expert) slot')} dropped for lack of room, by MoE layer "
+                f"{routing['dropped_slots']}"
+            )
         lines.append(f"balance {routing['balance']['value']:.2f}  ({BALANCE_FORMULA})")
     return "\n".join(lines)
 
@@ -125,7 +131,11 @@ def _draft_line(draft: dict[str, Any]) -> str:
 
 
 def explanation(decision: Decision, *, index: int, text: str) -> dict[str, Any]:
-    """Return one decision as the step recorded it."""
+    """Return one decision as the step recorded it.
+
+    `bias` and `smoothing` were added to the logits, `shut` is 1 outside the groups kept, `capacity`
+    and `unit` are -1 where there is none, `stage_ms` is for all rows of the step in this layer.
+    """
     return {
         "token": {"index": index, "id": decision.token_id, "text": text},
         "layer": decision.layer,
@@ -147,5 +157,15 @@ def explanation(decision: Decision, *, index: int, text: str) -> dict[str, Any]:
         ],
         "table_version": decision.table_version,
         "format": decision.format,
+        "format_reason": decision.format_reason,
+        "unit": decision.unit,
+        "bias": decision.bias,
+        "smoothing": decision.smoothing,
+        "shut": decision.shut,
+        "capacity": decision.capacity,
+        "model": decision.model,
+        "verdict": decision.verdict,
+        "looked_up": list(decision.looked_up),
+        "stage_ms": {stage: round(ms, 6) for stage, ms in decision.stage_ms.items()},
         "source": list(decision.source),
     }

@@ -26,6 +26,8 @@ class Tally:
         self.duration_ms = 0.0
         self.stage_ms: Counter[str] = Counter()
         self.table_version = 0
+        self.dropped: list[int] = []
+        """By MoE layer: (token, expert) slots that found no room at their expert."""
 
     def emit(self, event: Event) -> None:
         """Add one step; a start sets the shape, other events pass by."""
@@ -35,6 +37,7 @@ class Tally:
             shape = (len(event.moe_layers), event.num_experts)
             self.expert_counts_LE = np.zeros(shape, np.int64)
             self.table_version = event.table_version
+            self.dropped = [0] * len(event.moe_layers)
 
     @property
     def extra_rows(self) -> dict[str, int]:
@@ -52,6 +55,8 @@ class Tally:
         self.duration_ms += step.duration_ms
         self.stage_ms.update(step.stage_ms)
         self.table_version = step.table_version
+        for layer, dropped in enumerate(step.dropped):
+            self.dropped[layer] += dropped
         for cause, rows in enumerate(np.bincount(step.causes, minlength=len(CAUSES)).tolist()):
             if rows:
                 self.rows[CAUSES[cause]] += rows

@@ -145,9 +145,24 @@ def test_json_names_what_the_contract_promises(workbench):
         "placements",
         "table_version",
         "format",
+        "format_reason",
+        "unit",
+        "bias",
+        "smoothing",
+        "shut",
+        "capacity",
+        "model",
+        "verdict",
+        "looked_up",
+        "stage_ms",
         "source",
     }
-    assert len(result["logits"]) == len(result["scores"]) == 8
+    for name in ("logits", "scores", "bias", "smoothing", "shut"):
+        assert len(result[name]) == 8
+    assert not any(result["bias"] + result["smoothing"] + result["shut"])
+    assert (result["capacity"], result["model"], result["verdict"]) == (-1, "target", "")
+    assert {"gate", "select", "place", "sort", "experts"} <= set(result["stage_ms"])
+    assert all(ms >= 0 for ms in result["stage_ms"].values())
     assert sum(result["topk_weights"]) == pytest.approx(1, abs=1e-6)
     assert all("device" in place["reason"] for place in result["placements"])
     assert result["source"]
@@ -170,6 +185,79 @@ def test_the_form_for_people_shows_every_expert_and_the_lead(workbench):
     assert sum(line.startswith("chosen") for line in lines) == 2
     assert sum(line.startswith("next") for line in lines) == 1
     assert "Margin" in said.out and "engine/routing/gate.py:" in said.out
+
+
+def what_if(workbench, *words):
+    at = ("--token", "2", "--layer", "1", "--deterministic")
+    return workbench("explain", PROMPT, *at, *words, "--json").json
+
+
+def test_what_if_shows_the_other_choice_and_what_it_changes_of_the_next_token(workbench, recorded):
+    engine, token_ids, _ = recorded
+    plain = what_if(workbench)
+    banned = plain["topk_ids"][0]
+    result = what_if(workbench, "--ban-expert", str(banned), "--bias", "3=+1")
+    assert banned not in result["topk_ids"] and result["scores"][banned] == 0
+    assert result["bias"] == [0, 0, 0, 1, 0, 0, 0, 0]
+    compared = result["what_if"]
+    times = "stage_ms"
+    del compared["without"][times], plain[times]
+    assert compared["without"] == plain
+    before = torch.from_numpy(engine.logits(token_ids)).double().softmax(-1)
+    engine.control.ban_expert(None, banned)
+    engine.control.set_bias(None, 3, 1.0)
+    after = torch.from_numpy(engine.logits(token_ids)).double().softmax(-1)
+    engine.control.clear_policy()
+    for name, row in (("after_token", 2), ("after_prompt", -1)):
+        side, p, q = compared[name], before[row], after[row]
+        assert side["kl"] == pytest.approx(float((p * (p / q).log()).sum()), rel=1e-6) != 0
+        for shown, mine, other in (("before", p, q), ("after", q, p)):
+            best = mine.argsort(descending=True)[:5].tolist()
+            assert [top["id"] for top in side[shown]] == best
+            assert [top["probability"] for top in side[shown]] == pytest.approx(mine[best].tolist())
+            assert [top["otherwise"] for top in side[shown]] == pytest.approx(other[best].tolist())
+
+
+def test_what_if_of_a_policy_that_changes_nothing_is_bitwise_the_same(workbench):
+    compared = what_if(workbench, "--bias", "3=0")["what_if"]
+    for name in ("after_token", "after_prompt"):
+        assert compared[name]["same_logits"] and compared[name]["kl"] == 0
+        assert compared[name]["before"] == compared[name]["after"]
+
+
+def test_forced_experts_are_chosen_and_the_form_for_people_compares(workbench):
+    result = what_if(workbench, "--force-experts", "2,5")
+    assert sorted(result["topk_ids"]) == [2, 5]
+    said = workbench("explain", PROMPT, "--token", "2", "--layer", "1", "--force-experts", "2,5")
+    assert said.code == 0 and "Without the policy" in said.out and "KL" in said.out
+
+
+def test_smoothing_and_capacity_stand_in_the_record(workbench):
+    at = ("--token", "5", "--layer", "0", "--json")
+    result = workbench("explain", PROMPT, *at, "--smoothing", "0.5,4,0.5").json
+    assert set(result["smoothing"]) <= {0.0, 0.5, 0.25, 0.125, 0.0625} and any(result["smoothing"])
+    assert not any(result["what_if"]["without"]["smoothing"])
+    result = workbench("explain", "7 " * 40, *at, "--capacity-factor", "1").json
+    assert result["capacity"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--ban-expert", "8"), "expert (8)"),
+        (("--force-experts", "1,2,3"), "top_k (2)"),
+        (("--bias", "3"), "--bias (3)"),
+        (("--smoothing", "0.5,0"), "window (0)"),
+        (("--smoothing", "0.5,1,2"), "decay (2.0)"),
+        (("--smoothing", "a"), "--smoothing (a)"),
+        (("--capacity-factor", "0.5"), "capacity_factor (0.5)"),
+        (("--capacity-factor", "1.5", "--deterministic"), "deterministic mode"),
+    ],
+)
+def test_a_what_if_that_makes_no_sense_is_one_sentence(workbench, words, hint):
+    code = 1 if hint.startswith(("expert", "top_k", "window", "decay")) else 2
+    at = ("--token", "0", "--layer", "0")
+    workbench("explain", PROMPT, *at, *words).assert_refused(code, hint)
 
 
 @pytest.mark.parametrize("token", ["-1", "99", "1000000"])

@@ -1,4 +1,4 @@
-"""`workbench explain`: the whole routing decision for one token in one layer."""
+"""`workbench explain`: the whole routing decision for one token in one layer, and what if."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ import typer
 from workbench import paths
 from workbench.options import (
     SHOWN_DEVICES,
+    BanOption,
+    BiasOption,
+    CapacityOption,
     DeterministicOption,
     DevicesOption,
     DtypeOption,
+    ForceOption,
     JsonOption,
     ModelOption,
+    SmoothingOption,
     open_engine,
 )
 from workbench.output import print_json
 
 if TYPE_CHECKING:
+    from engine import Engine
     from engine.events import Decision
+    from workbench.policy import Policy
+    from workbench.trace import Recorder
 
 BAR_CELLS = 10
 
@@ -42,40 +50,61 @@ def explain(
     model: ModelOption = paths.DEFAULT_MODEL,
     dtype: DtypeOption = "float32",
     deterministic: DeterministicOption = False,
+    force_experts: ForceOption = None,
+    ban_expert: BanOption = None,
+    bias: BiasOption = None,
+    smoothing: SmoothingOption = None,
+    capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show why one token of TEXT went to its experts in one layer, as the step recorded it."""
+    """Show why one token of TEXT went to its experts in one layer, as the step recorded it.
+
+    With --force-experts, --ban-expert, --bias or --smoothing the decision is the one under that
+    policy, beside the one without it, and what the model says comes next is compared: what if?
+    """
     from workbench import report
+    from workbench.policy import Policy
     from workbench.prompts import read_prompt
 
     prompt = read_prompt(text, prompt_file)
-    decision, token_text = decide(
+    found = decide(
         prompt,
         token=token,
         layer=layer,
+        policy=Policy.parse(force_experts, ban_expert or (), bias or (), smoothing),
         model=model,
         dtype=dtype,
         devices=devices,
         deterministic=deterministic,
+        capacity_factor=capacity_factor,
     )
-    result = report.explanation(decision, index=token, text=token_text)
+    decisions, token_text, compared = found
+    result = report.explanation(decisions[-1], index=token, text=token_text)
+    if compared is not None:
+        plain = report.explanation(decisions[0], index=token, text=token_text)
+        result["what_if"] = {"without": plain, **compared}
     if as_json:
         print_json(result)
     else:
         _show(result)
 
 
-def decide(prompt: str, *, token: int, layer: int, **engine_options: Any) -> tuple[Decision, str]:
-    """Run the prompt once and return the recorded decision and the token's text.
+def decide(
+    prompt: str, *, token: int, layer: int, policy: Policy, **engine_options: Any
+) -> tuple[list[Decision], str, dict[str, Any] | None]:
+    """Run the prompt and return the recorded decision, the token's text and what if.
+
+    With a policy the prompt runs a second time under it: there are two decisions then.
 
     Raises:
         RequestError: the prompt has no such token, or the model no such MoE layer.
     """
-    from engine import SamplingParams
     from engine.errors import RequestError
+    from workbench.policy import Policy
     from workbench.trace import Recorder
+    from workbench.whatif import what_if
 
-    recorder = Recorder()
+    recorder, compared = Recorder(), None
     with closing(open_engine(sink=recorder, **engine_options)) as engine:
         token_ids = engine.tokenizer.encode(prompt)
         if not 0 <= token < len(token_ids):
@@ -87,13 +116,31 @@ def decide(prompt: str, *, token: int, layer: int, **engine_options: Any) -> tup
         if layer not in moe_layers:
             there = f"{moe_layers[0]} to {moe_layers[-1]}" if moe_layers else "none, it is dense"
             raise RequestError(f"layer ({layer}) must be a MoE layer; this model has {there}.")
-        engine.add(token_ids, SamplingParams(max_tokens=0), watch=(token,))
-        while engine.has_work:
-            engine.step()
+        found = [_run(engine, recorder, token_ids, token, layer)]
+        if policy != Policy():
+            compared = what_if(engine, token_ids, token, policy)
+            policy.apply(engine)
+            found.append(_run(engine, recorder, token_ids, token, layer))
         token_text = engine.tokenizer.token(token_ids[token])
-    found = [d for d in recorder.trace().decisions if d.position == token and d.layer == layer]
+    return found, token_text, compared
+
+
+def _run(
+    engine: Engine, recorder: Recorder, token_ids: list[int], token: int, layer: int
+) -> Decision:
+    """Run the prompt once and return the decision that its step recorded."""
+    from engine import SamplingParams
+
+    request_id = engine.add(token_ids, SamplingParams(max_tokens=0), watch=(token,))
+    while engine.has_work:
+        engine.step()
+    found = [
+        d
+        for d in recorder.trace().decisions
+        if (d.request_id, d.position, d.layer) == (request_id, token, layer)
+    ]
     assert len(found) == 1, f"{len(found)} decisions were recorded for one token in one layer"
-    return found[0], token_text
+    return found[0]
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -106,7 +153,7 @@ def _show(result: dict[str, Any]) -> None:
     chosen = [int(e) for e in result["topk_ids"]]
     weight = dict(zip(chosen, (float(w) for w in result["topk_weights"]), strict=True))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("", "expert", "logit", "score", "weight"):
+    for name in ("", "expert", "logit", "added", "score", "weight"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_column("")
     table.add_column("physical", justify="right")
@@ -115,10 +162,12 @@ def _show(result: dict[str, Any]) -> None:
     for expert in [*chosen, *(e for e in order if e not in chosen)]:
         is_next = expert == result["runner_up"]
         mark = "chosen" if expert in chosen else "next" if is_next else ""
+        added = float(result["bias"][expert]) + float(result["smoothing"][expert])
         table.add_row(
             mark,
             str(expert),
             f"{float(result['logits'][expert]):.4f}",
+            f"{added:+.4f}" if added else "",
             f"{float(result['scores'][expert]):.4f}",
             f"{weight[expert]:.4f}" if expert in weight else "",
             Text("█" * round(BAR_CELLS * weight.get(expert, 0.0))),
@@ -134,4 +183,55 @@ def _show(result: dict[str, Any]) -> None:
     if result["runner_up"] >= 0:
         lead = f"the score by which the last chosen expert led expert {result['runner_up']}"
         console.print(Text(f"\nMargin {float(result['margin']):.4f}: {lead}."))
+    for line in _circumstances(result):
+        console.print(Text(line))
     console.print(Text("Decided in " + " → ".join(result["source"])))
+    if "what_if" in result:
+        _show_what_if(console, result["what_if"])
+
+
+def _circumstances(result: dict[str, Any]) -> list[str]:
+    """Say what else bore on the decision, in sentences; what is off is left out."""
+    lines = []
+    if result["capacity"] >= 0:
+        lines.append(f"Capacity: each expert took at most {result['capacity']} rows of the step.")
+    if result["format_reason"]:
+        unit = f"unit {result['unit']}, " if result["unit"] >= 0 else ""
+        lines.append(f"Format {result['format']}: {unit}{result['format_reason']}.")
+    if result["model"] == "draft":
+        lines.append(f"Proposed by the draft, {result['verdict']} by the target.")
+    if result["looked_up"]:
+        lines.append(f"Looked up instead of worked out: {', '.join(result['looked_up'])}.")
+    times = ", ".join(f"{stage} {1e3 * ms:.0f}" for stage, ms in result["stage_ms"].items())
+    lines.append(f"Microseconds of the layer, all rows of the step together: {times}.")
+    return lines
+
+
+def _show_what_if(console: Any, compared: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    plain = compared["without"]
+    ids, weights = plain["topk_ids"], plain["topk_weights"]
+    pairs = ", ".join(f"{e} ({w:.4f})" for e, w in zip(ids, weights, strict=True))
+    console.print(Text(f"\nWithout the policy the experts are {pairs}."))
+    for name in ("after_token", "after_prompt"):
+        side = compared[name]
+        words = "bitwise the same" if side["same_logits"] else f"KL {side['kl']:.6f} nats"
+        console.print(Text(f"What comes after token {side['position']}: {words}"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for head in ("before", "p", "under it", "after", "p", "before it"):
+            table.add_column(head, justify="left" if head in ("before", "after") else "right")
+        for old, new in zip(side["before"], side["after"], strict=True):
+            cells = [
+                cell
+                for top in (old, new)
+                for cell in (
+                    repr(top["text"]),
+                    f"{top['probability']:.4f}",
+                    f"{top['otherwise']:.4f}",
+                )
+            ]
+            table.add_row(*map(Text, cells))
+        console.print(table)
+    console.print(Text(compared["kl_formula"]), style="dim")

@@ -12,6 +12,9 @@ import typer
 from workbench import paths
 from workbench.options import (
     AttentionRanksOption,
+    BanOption,
+    BiasOption,
+    CapacityOption,
     DeterministicOption,
     DevicesOption,
     DraftLengthOption,
@@ -19,12 +22,14 @@ from workbench.options import (
     DraftTokensOption,
     DtypeOption,
     ExchangeOption,
+    ForceOption,
     JsonOption,
     ModelOption,
     PrecisionOption,
     RanksOption,
     RunOnOption,
     SeedOption,
+    SmoothingOption,
     open_engine,
 )
 from workbench.output import print_json, say
@@ -49,17 +54,6 @@ StopOption = Annotated[
 ]
 TraceOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write all rows to a .moetrace file.")
-]
-ForceOption = Annotated[
-    str | None, typer.Option(metavar="E,E,…", help="Always choose these experts, in every layer.")
-]
-BanOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[L:]E", help="Never choose this expert; may be repeated."),
-]
-BiasOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[L:]E=V", help="Add V to the expert's logit; may be repeated."),
 ]
 
 
@@ -89,6 +83,8 @@ def generate(
     force_experts: ForceOption = None,
     ban_expert: BanOption = None,
     bias: BiasOption = None,
+    smoothing: SmoothingOption = None,
+    capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue TEXT with the model and report how its tokens were routed."""
@@ -106,7 +102,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    policy = Policy.parse(force_experts, ban_expert or (), bias or ())
+    policy = Policy.parse(force_experts, ban_expert or (), bias or (), smoothing)
     if trace is not None:
         check_place(trace)
     _run(
@@ -127,6 +123,7 @@ def generate(
         draft=draft,
         draft_tokens=draft_tokens,
         draft_length=draft_length,
+        capacity_factor=capacity_factor,
     )
 
 
