@@ -1,14 +1,15 @@
-"""The experts on a CPU: three layouts of their weights, each fast for some sizes.
+"""The experts on a CPU: three paths, each fast for some formats and sizes.
 
-| path | weights | fastest for | memory beside the weights |
+| path | weights | for | memory beside the weights |
 |---|---|---|---|
 | `columns` | the transpose in memory, a view | fp32, small matrices | none |
-| `packed` | oneDNN's blocks | bf16; large fp32 matrices | the same again |
-| `int8` | oneDNN's int8 blocks, scales | few rows, large matrices | a byte a weight |
+| `packed` | oneDNN's blocks, for few rows another way | bf16; large fp32 matrices | once or more |
+| `int8` | int8 values and scales | few rows, large matrices | a byte a weight |
 
-All loop over the experts that have rows, once for each of the two products; what lies between them
-runs once for many experts. The shapes that oneDNN sees are few, because it compiles a kernel of
-about a millisecond for each new one.
+Which of its `ways` a path takes for how many rows is measured when the weights are prepared, or
+follows a fixed rule. All loop over the experts that have rows, once for each of the two products;
+what lies between them runs once for many experts. The shapes that oneDNN sees are few, because it
+compiles a kernel of about a millisecond for each new one.
 What the functions take and refuse is what `grouped_gemm.grouped_mlp` does. Called by
 `engine.model.moe` through the registry.
 """
@@ -21,20 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels import checks, onednn
+from engine.kernels import checks, onednn, trials, ways
 from engine.kernels.dense import by_columns
 from engine.kernels.experts import ExpertWeights, Matrix, Prepared
 from engine.kernels.quant import SMALLEST_SCALE, quantise_experts
+from engine.kernels.ways import Plan
 
 _Window = tuple[int, slice, slice]
 """An expert, the rows to run, and where its own lie in them."""
 RUN_ROWS = 256
 """Rows whose hidden values, of a few thousand numbers each, still lie in a core's own cache."""
-FEW_ROWS, FEW_HALF_ROWS = 4, 8
-"""From this many rows on a packed matrix, of fp32 or of bf16, is faster than the fp32 one."""
-WIDENED = 1 << 17
-"""bf16 matrices of up to this many values are kept in fp32 as well: a call of oneDNN, which takes
-some 25 microseconds, costs more than to read twice the bytes."""
 
 
 def prepare_columns(gate_up: Tensor, down: Tensor) -> Prepared:
@@ -45,7 +42,7 @@ def prepare_columns(gate_up: Tensor, down: Tensor) -> Prepared:
     for stack in (gate_up, down):
         stack.data = by_columns(stack.data)
     return [
-        (Matrix(up.t(), None, 0), Matrix(out.t(), None, 0))
+        (Matrix(None, columns=up.t()), Matrix(None, columns=out.t()))
         for up, out in zip(gate_up.data, down.data, strict=True)
     ]
 
@@ -59,32 +56,52 @@ def columns_mlp(
     """
     checks.groups(rows_RD, counts, experts, weights.gate_up)
     checks.no_gradient(rows_RD=rows_RD, gate_up=weights.gate_up, down=weights.down)
-    groups = [(n, weights.of(e)) for n, e in zip(counts, experts, strict=True) if n]
+    groups = [(n, _columns_of(weights, e)) for n, e in zip(counts, experts, strict=True) if n]
     out_RD = torch.empty_like(rows_RD, memory_format=torch.contiguous_format)
     if not groups:
         return out_RD
     sizes = [count for count, _ in groups]
     hidden = rows_RD.new_empty(rows_RD.shape[0], weights.gate_up.shape[1])
-    for x, h, (_, (matrix, _)) in zip(
+    for x, h, (_, (up_DF, _)) in zip(
         rows_RD.split_with_sizes(sizes), hidden.split_with_sizes(sizes), groups, strict=True
     ):
-        torch.mm(x, matrix.values, out=h)
+        torch.mm(x, up_DF, out=h)
     activated_RF = swiglu(hidden)
-    for h, y, (_, (_, matrix)) in zip(
+    for h, y, (_, (_, down_FD)) in zip(
         activated_RF.split_with_sizes(sizes), out_RD.split_with_sizes(sizes), groups, strict=True
     ):
-        torch.mm(h, matrix.values, out=y)
+        torch.mm(h, down_FD, out=y)
     return out_RD
 
 
-def prepare_packed(gate_up: Tensor, down: Tensor) -> Prepared:
-    """Copy each matrix into oneDNN's blocked layout, and keep it in fp32 for few rows.
+def _columns_of(weights: ExpertWeights, expert: int) -> tuple[Tensor, Tensor]:
+    up, out = weights.of(expert)
+    assert up.columns is not None and out.columns is not None, "prepared for another path"
+    return up.columns, out.columns
+
+
+def prepare_packed(gate_up: Tensor, down: Tensor, *, measure: bool = False) -> Prepared:
+    """Copy each matrix into oneDNN's blocked layout, and for few rows whatever is faster then.
+
+    fp32 parameters are laid out by columns, in place; they keep shape and values.
+
+    Args:
+        gate_up: (E, 2F, D).
+        down: (E, D, F).
+        measure: whether to try the ways out, in some tenths of a second a process and size; else a
+            fixed rule says which to take.
 
     Raises:
         KernelError: the weights are neither fp32 nor bf16.
     """
     checks.one_of("gate_up", gate_up, (torch.float32, torch.bfloat16))
-    return [(_pack(up), _pack(out)) for up, out in zip(gate_up.data, down.data, strict=True)]
+    prepared = []
+    for stack in (gate_up, down):
+        if stack.dtype == torch.float32:
+            stack.data = by_columns(stack.data)
+        plan = _plan(stack, measure)
+        prepared.append([_ready(matrix_OI, None, plan) for matrix_OI in stack.data])
+    return list(zip(*prepared, strict=True))
 
 
 def packed_mlp(
@@ -92,42 +109,32 @@ def packed_mlp(
 ) -> Tensor:
     """Run each group of rows through its expert, as `grouped_gemm.grouped_mlp` does.
 
-    Groups of few rows multiply fp32 weights, which is faster then: those that are there, or for
-    small bf16 matrices a widened copy. What comes out of a product is in the rows' format.
+    Some ways multiply wider numbers than the weights' own; what comes out of a product is in the
+    rows' format.
     """
     checks.groups(rows_RD, counts, experts, weights.gate_up)
     checks.no_gradient(rows_RD=rows_RD, gate_up=weights.gate_up, down=weights.down)
-    rows_RD = rows_RD.contiguous()
-    few = FEW_ROWS if rows_RD.dtype == torch.float32 else FEW_HALF_ROWS
-
-    def product(rows: Tensor, which: int, windows: list[_Window]) -> Tensor:
-        parts = []
-        for expert, window, own in windows:
-            matrix = weights.of(expert)[which]
-            if matrix.wide is not None and window.stop - window.start < few:
-                parts.append(torch.mm(rows[window].float(), matrix.wide)[own].to(rows.dtype))
-            else:
-                parts.append(onednn.linear(rows[window], matrix.values)[own])
-        return torch.cat(parts)
 
     def mlp(rows: Tensor, counts: Sequence[int], experts: Sequence[int]) -> Tensor:
         windows = list(_windows(counts, experts, rows.shape[0]))
-        return product(swiglu(product(rows, 0, windows)), 1, windows)
+        hidden = _multiply(rows, windows, 0, weights)
+        return _multiply(swiglu(hidden), windows, 1, weights)
 
-    return _by_runs(mlp, rows_RD, counts, experts)
+    return _by_runs(mlp, rows_RD.contiguous(), counts, experts)
 
 
-def prepare_int8(gate_up: Tensor, down: Tensor) -> Prepared:
-    """Quantise each matrix with one scale an output channel, and pack its values for oneDNN."""
+def prepare_int8(gate_up: Tensor, down: Tensor, *, measure: bool = False) -> Prepared:
+    """Quantise each matrix with one scale an output channel, and lay its values out for products.
+
+    `measure` is that of `prepare_packed`.
+    """
     quantised = quantise_experts(gate_up.data, down.data, "int8")
-    return [
-        (_pack_int8(*up), _pack_int8(*out))
-        for up, out in zip(
-            zip(quantised.gate_up.values, quantised.gate_up.scales, strict=True),
-            zip(quantised.down.values, quantised.down.scales, strict=True),
-            strict=True,
-        )
-    ]
+    prepared = []
+    for stack in (quantised.gate_up, quantised.down):
+        plan = _plan(stack.values, measure)
+        pairs = zip(stack.values, stack.scales, strict=True)
+        prepared.append([_ready(values_OI, scales_O, plan) for values_OI, scales_O in pairs])
+    return list(zip(*prepared, strict=True))
 
 
 def int8_mlp(
@@ -141,22 +148,12 @@ def int8_mlp(
     checks.groups(rows_RD, counts, experts, weights.gate_up)
     checks.no_gradient(rows_RD=rows_RD, gate_up=weights.gate_up, down=weights.down)
 
-    def product(rows: Tensor, which: int, windows: list[_Window]) -> Tensor:
-        values, scales_R1 = _quantise(rows)
-        parts = []
-        for expert, window, own in windows:
-            matrix = weights.of(expert)[which]
-            assert matrix.scales_O is not None, "the matrix was not quantised"
-            out = onednn.linear_int8(values[window], matrix.values, matrix.scales_O)
-            parts.append(out[own])
-        return torch.cat(parts).mul_(scales_R1)
-
     def mlp(rows: Tensor, counts: Sequence[int], experts: Sequence[int]) -> Tensor:
-        if len(rows) == 1:  # oneDNN compiles its kernel for one row again at every call
-            return mlp(rows.expand(2, -1), [2 * n for n in counts], experts)[:1]
-        windows = list(_windows(counts, experts, len(rows), least=2))
-        hidden = product(rows.float(), 0, windows)
-        return product(swiglu(hidden), 1, windows).to(rows.dtype)
+        windows = list(_windows(counts, experts, rows.shape[0]))
+        values, scales_R1 = _quantise(rows.float())
+        hidden = _multiply(values, windows, 0, weights).mul_(scales_R1)
+        values, scales_R1 = _quantise(swiglu(hidden))
+        return _multiply(values, windows, 1, weights).mul_(scales_R1).to(rows.dtype)
 
     return _by_runs(mlp, rows_RD, counts, experts)
 
@@ -192,9 +189,7 @@ def _by_runs(
     return torch.cat(outputs) if outputs else torch.empty_like(rows_RD)
 
 
-def _windows(
-    counts: Sequence[int], experts: Sequence[int], num_rows: int, least: int = 1
-) -> Iterator[_Window]:
+def _windows(counts: Sequence[int], experts: Sequence[int], num_rows: int) -> Iterator[_Window]:
     """Yield for each group with rows its expert, the rows to run, and where its own lie in them.
 
     Windows have the sizes of `onednn.size_class`, so they may reach into a neighbour's rows, which
@@ -205,25 +200,41 @@ def _windows(
     for count, expert in zip(counts, experts, strict=True):
         if count == 0:
             continue
-        size = min(max(onednn.size_class(count), least), num_rows)
+        size = min(onednn.size_class(count), num_rows)
         first = min(start, num_rows - size)
         yield expert, slice(first, first + size), slice(start - first, start - first + count)
         start += count
 
 
-def _pack(matrix_OI: Tensor) -> Matrix:
-    num_bytes, wide = matrix_OI.numel() * matrix_OI.element_size(), None
-    if matrix_OI.dtype == torch.float32:
-        wide = matrix_OI.t()
-    elif matrix_OI.numel() <= WIDENED:
-        wide = by_columns(matrix_OI.float()).t()
-        num_bytes += 4 * matrix_OI.numel()
-    return Matrix(onednn.pack(matrix_OI), None, num_bytes, wide)
+def _multiply(rows: Tensor, windows: list[_Window], which: int, weights: ExpertWeights) -> Tensor:
+    """Multiply each window's rows by its expert's first or second matrix."""
+    parts = []
+    for expert, window, own in windows:
+        matrix = weights.of(expert)[which]
+        few = window.stop - window.start < matrix.limit
+        product = matrix.few if few else matrix.product
+        assert product is not None, "the matrix was prepared for another path"
+        parts.append(product(rows[window])[own])
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _pack_int8(values_OI: Tensor, scales_O: Tensor) -> Matrix:
-    num_bytes = values_OI.numel() + 4 * scales_O.numel()
-    return Matrix(onednn.pack_int8(values_OI), scales_O, num_bytes)
+def _plan(stack: Tensor, measure: bool) -> Plan:
+    """Say how the matrices of a stack (E, O, I) are multiplied."""
+    _, out, inner = stack.shape
+    kind = str(stack.dtype).removeprefix("torch.")
+    plan = trials.plan(kind, out, inner) if measure else ways.fixed(kind, out * inner)
+    if "half" in plan[:2] and not ways.fits_fp16(stack):
+        return ways.fixed(kind, out * inner)
+    return plan
+
+
+def _ready(matrix_OI: Tensor, scales_O: Tensor | None, plan: Plan) -> Matrix:
+    kind = str(matrix_OI.dtype).removeprefix("torch.")
+    main = ways.named(kind, plan.main).make(matrix_OI, scales_O)
+    if plan.few is None:
+        return Matrix(main.product, main.num_bytes)
+    few = ways.named(kind, plan.few).make(matrix_OI, scales_O)
+    return Matrix(main.product, main.num_bytes + few.num_bytes, few.product, plan.limit)
 
 
 def _quantise(wide_RD: Tensor) -> tuple[Tensor, Tensor]:

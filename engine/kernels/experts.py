@@ -14,19 +14,21 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine.kernels import checks
+from engine.kernels.dense import Product
 
 
 class Matrix(NamedTuple):
     """One expert's matrix as a kernel wants it."""
 
-    values: Tensor
-    """What is multiplied; its layout is the kernel's secret."""
-    scales_O: Tensor | None
-    """(O,) fp32, one an output channel of an int8 matrix; None in the weights' own format."""
-    num_bytes: int
+    product: Product | None
+    """Multiplies rows by it; how it lies is the kernel's secret."""
+    num_bytes: int = 0
     """Memory beside the weights; 0 for a view of them."""
-    wide: Tensor | None = None
-    """(I, O) fp32 the same matrix for few rows, where a kernel has that."""
+    few: Product | None = None
+    """What multiplies fewer rows than `limit`, where that is another."""
+    limit: int = 0
+    columns: Tensor | None = None
+    """(I, O) by columns, a view, for a kernel that reads that and no product."""
 
 
 Prepared = Sequence[tuple[Matrix, Matrix]]

@@ -48,7 +48,7 @@ def linear(x_TI: Tensor, packed: Tensor) -> Tensor:
 
 
 def pack_int8(values_OI: Tensor) -> Tensor:
-    """Return a copy of an int8 matrix in the layout that `linear_int8` reads."""
+    """Return a copy of an int8 matrix in the layout that `linear_int8` and `linear_uint8` read."""
     packed: Tensor = torch.ops.onednn.qlinear_prepack(values_OI.contiguous(), None)
     return packed
 
@@ -56,13 +56,23 @@ def pack_int8(values_OI: Tensor) -> Tensor:
 def linear_int8(values_TI: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
     """Multiply contiguous int8 rows, at least two, by a packed int8 matrix.
 
-    Sums are int32. With one row oneDNN compiles its kernel again at every call, in 8 ms.
+    Sums are int32. With one row oneDNN compiles its kernel again at every call, in 8 ms. Fast where
+    the processor has AMX; elsewhere it takes milliseconds a row.
 
     Returns:
         (T, O) fp32, scaled by output channel.
     """
+    return _linear_one_byte(values_TI, 0, packed, scales_O)
+
+
+def linear_uint8(values_TI: Tensor, packed: Tensor, scales_O: Tensor) -> Tensor:
+    """Do the same with rows moved to 0 to 255 and a zero point of 128, which VNNI multiplies."""
+    return _linear_one_byte(values_TI.view(torch.uint8).bitwise_xor(128), 128, packed, scales_O)
+
+
+def _linear_one_byte(values_TI: Tensor, zero: int, packed: Tensor, scales_O: Tensor) -> Tensor:
     out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        values_TI, 1.0, 0, packed, scales_O, _no_zero_point(),
+        values_TI, 1.0, zero, packed, scales_O, _no_zero_point(),
         None, 1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
     return out

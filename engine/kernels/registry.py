@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -43,6 +44,8 @@ class Target:
     """`native`: experts in `dtype`; `w8a8`: int8 weights and rows."""
     expert_bytes: int = 0
     """Size of one expert's larger matrix in `dtype`."""
+    measure: bool = False
+    """Whether the experts may try out, when their weights are prepared, what is fastest here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Kernel:
     """In words, where the choice depends on sizes."""
     prepare: Callable[..., Any] | None = None
     """Makes from the weights, once, what the function reads instead of them."""
+    measures: bool = False
+    """Whether `prepare` takes `measure`."""
 
     def load(self) -> Callable[..., Any]:
         """Return the function."""
@@ -144,8 +149,10 @@ def choose(op: str, target: Target) -> Choice:
             continue
         refusal = kernel.refuses(target)
         if refusal is None:
-            why = "; ".join(passed_over) or "first choice"
-            return Choice(op, kernel.name, kernel.load(), why, kernel.prepare)
+            why, prepare = "; ".join(passed_over) or "first choice", kernel.prepare
+            if kernel.measures and target.measure and prepare is not None:
+                prepare = partial(prepare, measure=True)
+            return Choice(op, kernel.name, kernel.load(), why, prepare)
         passed_over.append(f"{kernel.name} passed over: {refusal}")
     raise MachineError(f"no implementation of {op} runs here: {'; '.join(passed_over)}.")
 
@@ -268,9 +275,8 @@ OPERATIONS = (
 _GPU = "engine.kernels.gpu."
 _SMALL = f"matrices up to {SMALL_MATRIX >> 20} MB"
 _LARGE = (
-    f"fp32 matrices above {SMALL_MATRIX >> 20} MB and all bf16 ones (groups under "
-    f"{cpu_experts.FEW_ROWS} rows read fp32 as it is, under {cpu_experts.FEW_HALF_ROWS} small bf16 "
-    "matrices in fp32)"
+    f"fp32 matrices above {SMALL_MATRIX >> 20} MB and all bf16 ones; few rows take another way, "
+    "measured or by rule"
 )
 
 _KERNELS = (
@@ -292,11 +298,11 @@ _KERNELS = (
     Kernel("grouped_mlp", "triton", _GPU + "grouped_gemm:grouped_mlp", _triton,
            "fp32 bf16 fp16 int8 fp8"),
     Kernel("grouped_mlp", "int8", cpu_experts.int8_mlp, _int8_experts, "int8",
-           prepare=cpu_experts.prepare_int8),
+           prepare=cpu_experts.prepare_int8, measures=True),
     Kernel("grouped_mlp", "columns", cpu_experts.columns_mlp, _columns_experts, "fp32", _SMALL,
            cpu_experts.prepare_columns),
     Kernel("grouped_mlp", "packed", cpu_experts.packed_mlp, _packed_experts, "fp32 bf16", _LARGE,
-           cpu_experts.prepare_packed),
+           cpu_experts.prepare_packed, measures=True),
     Kernel("grouped_mlp", "torch", grouped_gemm.grouped_mlp, _plain_experts),
     Kernel("grouped_mlp", "tiled", tiled.grouped_mlp, _tiled_experts, "fp32"),
     Kernel("mlp", "torch", grouped_gemm.mlp, _unless_deterministic),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from engine.errors import KernelError
 from engine.kernels import cpu_experts, grouped_gemm, onednn, reference, tiled
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.permute import permute
+from engine.kernels.ways import Plan
 from tests.numerics import close
 
 WAYS = {
@@ -110,7 +113,7 @@ def test_windows_are_those_of_the_docstring_and_cover_each_row_once():
     counts = [n % 37 for n in range(1, 200, 7)]
     rows = [
         row
-        for _, window, own in cpu_experts._windows(counts, range(len(counts)), sum(counts), least=2)
+        for _, window, own in cpu_experts._windows(counts, range(len(counts)), sum(counts))
         for row in range(window.start, window.stop)[own]
     ]
     assert rows == list(range(sum(counts)))
@@ -198,21 +201,42 @@ def test_the_owner_counts_what_it_holds():
     }
 
 
-def test_small_bf16_matrices_are_widened_for_few_rows_and_large_ones_are_not(monkeypatch):
+def test_few_rows_take_the_way_that_the_plan_names_and_many_the_other(monkeypatch):
+    for dtype in (torch.float32, torch.bfloat16):
+        gate_up, down = stacks(dtype=dtype)
+        monkeypatch.setattr(cpu_experts.ways, "fixed", lambda *_: Plan("packed", "columns", 5))
+        weights = ExpertWeights(gate_up.clone(), down.clone(), cpu_experts.prepare_packed)
+        own = weights.num_bytes
+        weights.refresh()
+        columns = 0 if dtype == torch.float32 else 2
+        assert weights.num_bytes == (2 + columns) * own, "the weights, packed, and by columns"
+        taken = []
+
+        def told(name, product, taken=taken):
+            return lambda x: (taken.append((name, len(x))), product(x))[1]
+
+        weights.prepared = [
+            tuple(m._replace(few=told("few", m.few), product=told("all", m.product)) for m in pair)
+            for pair in weights.prepared
+        ]
+        rows = torch.randn(17, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+        counts, experts = [1, 4, 0, 5, 7], [0, 1, 2, 3, 4]
+        out = cpu_experts.packed_mlp(rows, counts, experts, weights)
+        assert close(out, exact(rows, counts, experts, gate_up, down), 3e-2)
+        assert taken == 2 * [("few", 1), ("few", 4), ("all", 5), ("all", 7)]
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (2.0**-20, False), (2.0**20, False)])
+def test_weights_that_fp16_would_cut_are_not_multiplied_in_it(monkeypatch, factor, same):
     gate_up, down = stacks(dtype=torch.bfloat16)
-    weights = ExpertWeights(gate_up, down, cpu_experts.prepare_packed)
-    own = weights.num_bytes
-    weights.refresh()
-    assert weights.num_bytes == 4 * own, "the weights, packed, and in fp32"
-    wide = weights.of(1)[0].wide
-    assert wide.dtype == torch.float32 and torch.equal(wide, gate_up[1].float().t())
-    monkeypatch.setattr(cpu_experts, "WIDENED", 64 * 48 - 1)
-    weights.refresh()
-    assert weights.num_bytes == 2 * own and weights.of(1)[0].wide is None
-    rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    counts, experts = [1, 2, 0, 6], [0, 1, 2, 3]
-    out = cpu_experts.packed_mlp(rows, counts, experts, weights)
-    assert close(out, exact(rows, counts, experts, gate_up, down), 3e-2)
+    half = Plan("packed", "half", 9)
+    monkeypatch.setattr(cpu_experts.trials, "plan", lambda *_: half)
+    stack = gate_up * factor
+    assert (cpu_experts._plan(stack, measure=True) is half) == same
+    weights = ExpertWeights(stack, down, partial(cpu_experts.prepare_packed, measure=True))
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    out = cpu_experts.packed_mlp(rows, [3], [1], weights)
+    assert close(out, exact(rows, [3], [1], stack, down), 3e-2)
 
 
 def test_columns_change_strides_but_neither_values_nor_shape():

@@ -207,6 +207,7 @@ class Layer:
                 deterministic=False,
                 scheme="w8a8" if name == "int8" else "native",
                 expert_bytes=gate_up[0].numel() * gate_up.itemsize,
+                measure=True,
             )
         )
         self.experts = list(range(shape.num_experts))
