@@ -200,6 +200,37 @@ class RankEvent:
 
 
 @dataclass(slots=True)
+class UnitEvent:
+    """In which number formats one MoE layer ran its rows in one step, and what it ran again.
+
+    A row here is a token in one of its experts.
+    """
+
+    layer: int
+    """Index among the MoE layers."""
+    units: int
+    int8_units: int
+    """As voted."""
+    failed_units: int
+    """Predicted wrong, as the check found."""
+    rows: int
+    int8_rows: int
+    """In the end, without those that were run again."""
+    rerun_rows: int
+    sampled_rows: int
+    """Run in both formats to compare."""
+    switches: int
+    """How often the format changes from one row to the next, in the order of the experts."""
+    worst_error: float
+    """The largest relative error among the sampled rows; 0 without any."""
+
+
+def no_formats() -> UInt8:
+    """Return the codes of a step in which all rows had the engine's own number format."""
+    return np.zeros((0, 0, 0), np.uint8)
+
+
+@dataclass(slots=True)
 class StepEvent:
     """One forward pass over T rows through L MoE layers, K experts a row."""
 
@@ -244,6 +275,11 @@ class StepEvent:
     """One per rank; empty in one process."""
     spans: Spans = field(default_factory=no_spans)
     """Of the engine's own process."""
+    formats: UInt8 = field(default_factory=no_formats)
+    """(T, L, K) number format and reason of each row in each of its experts, as
+    `engine.routing.precision.read_code` reads them; (0, 0, 0) while formats are not routed."""
+    units: tuple[UnitEvent, ...] = ()
+    """One per MoE layer; empty while formats are not routed."""
 
     @property
     def num_rows(self) -> int:

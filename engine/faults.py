@@ -33,6 +33,9 @@ POINTS: dict[str, str] = {
     "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
     "table.stage": "the routing table whose experts a rank is about to gather; sleep to be late",
     "draft.propose": "the draft's logits (B, V) fp32, before it proposes; shift them: a misfit",
+    "precision.predict": "which tokens (T,) bool of a layer are predicted to suit INT8",
+    "precision.vote": "the formats (R,) int8 of a layer's rows, after the vote of their units",
+    "precision.check": "which units (U,) bool of a layer failed the check and are run again",
     "sampler.noise": "the logits (B, V) fp32 about to be sampled from",
 }
 """Every fault point and the value it is given."""
@@ -101,6 +104,9 @@ class Faults:
     table_unsafe_publish: Fault | None
     table_stage: Fault | None
     draft_propose: Fault | None
+    precision_predict: Fault | None
+    precision_vote: Fault | None
+    precision_check: Fault | None
     sampler_noise: Fault | None
 
     def __init__(self) -> None:

@@ -60,6 +60,8 @@ class Tally:
         for cause, rows in enumerate(np.bincount(step.causes, minlength=len(CAUSES)).tolist()):
             if rows:
                 self.rows[CAUSES[cause]] += rows
+        if again := sum(layer.rerun_rows for layer in step.units):
+            self.rows["precision"] += again
         for layer, counts_E in enumerate(self.expert_counts_LE):
             chosen = step.topk_ids[step.causes == _ACCEPTED, layer]
             counts_E += np.bincount(chosen[chosen >= 0], minlength=len(counts_E))

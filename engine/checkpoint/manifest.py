@@ -1,7 +1,8 @@
 """The hashes of a model folder: write them once, verify them before every load.
 
 `manifest.json` lists every file of the folder with its size and SHA-256, except what no loader
-reads: documentation (`*.md`, `LICENSE*`, `NOTICE*`), hidden files, and folders. A file that it does
+reads: documentation (`*.md`, `LICENSE*`, `NOTICE*`), hidden files, and folders; and except
+`precision.json`, which is measured on the weights and says itself on which. A file that it does
 not list is as wrong as one that it lists and that is gone.
 
 `python -m engine.checkpoint.manifest FOLDER` writes it, `… --check FOLDER` verifies it.
@@ -27,7 +28,7 @@ from engine.errors import CheckpointError, WorkbenchError
 
 NAME = "manifest.json"
 FORMAT = 1
-UNLISTED = (NAME, ".*", "*.md", "LICENSE*", "NOTICE*")
+UNLISTED = (NAME, "precision.json", ".*", "*.md", "LICENSE*", "NOTICE*")
 HASH_THREADS = 4
 
 
@@ -130,6 +131,17 @@ def verify(folder: str | Path, *, hashes: bool = True) -> Manifest:
                 "damaged; copy the file again."
             )
     return manifest
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Return one SHA-256 for all weights of a folder, from the hashes in its manifest.
+
+    Raises:
+        CheckpointError: the manifest is missing or not valid.
+    """
+    files = read_manifest(folder).files
+    weights = sorted(f"{name} {e.sha256}" for name, e in files.items() if "safetensors" in name)
+    return hashlib.sha256("\n".join(weights).encode()).hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from engine.model.step import StageClock, StepContext
 from engine.model.transformer import Transformer
 from engine.routing.capacity import Capacity
 from engine.routing.policy import LayerPolicy
+from engine.routing.precision import Precision, PrecisionRouter
 from engine.routing.smoothing import NEVER, Smoother, Smoothing
 from engine.routing.table import RoutingTable
 
@@ -52,6 +53,7 @@ class Work:
     """Whether somebody listens, so that decisions are kept."""
     smoothing: Smoothing = field(default_factory=Smoothing)
     capacity_factor: float | None = None
+    precision: Precision = field(default_factory=Precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Rank:
             "the model is set to train: noise on the gate and its balancing loss belong there alone"
         )
         self.model, self.config, self.faults = model, config, faults
+        self.precision: PrecisionRouter | None = None
+        """Chooses number formats; set where experts are held in both."""
         moes = [module for module in model.modules() if isinstance(module, MoE)]
         self._gates = {
             layer: moe.gate for layer, moe in zip(model_config.moe_layers, moes, strict=True)
@@ -156,6 +160,11 @@ class Rank:
             step.smoother = self._smoother(work.spans, table.num_layers, work.smoothing)
         if work.capacity_factor is not None and table.num_layers:
             step.capacity = Capacity(work.capacity_factor, table.num_layers, table.num_experts)
+        if self.precision is not None and table.num_layers:
+            host = step.host
+            step.precision = self.precision.begin(
+                work.precision, host.request_ids, host.positions, host.token_ids
+            )
         return step
 
     def _smoother(self, spans: Sequence[Span], num_layers: int, smoothing: Smoothing) -> Smoother:
@@ -181,9 +190,9 @@ class Rank:
 
 def target_of(config: EngineConfig, model: ModelConfig) -> Target:
     """Describe what a rank runs on, for the choice of its operations."""
-    if config.expert_format != "model" and not model.is_moe:
+    if config.precision != "model" and not model.is_moe:
         raise ConfigError(
-            f"expert_format ({config.expert_format}) must be model for {config.model}, which "
+            f"precision ({config.precision}) must be model for {config.model}, which "
             "has no experts."
         )
     matrix = 2 * model.moe_intermediate_size * model.hidden_size
@@ -191,6 +200,6 @@ def target_of(config: EngineConfig, model: ModelConfig) -> Target:
         device=config.run_on,
         dtype=config.dtype,
         deterministic=config.deterministic,
-        scheme={"model": "native", "int8": "w8a8"}[config.expert_format],
+        scheme={"model": "native", "int8": "w8a8", "auto": "mixed"}[config.precision],
         expert_bytes=matrix * getattr(torch, config.dtype).itemsize,
     )

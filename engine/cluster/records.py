@@ -5,14 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.events import Decision, Float32, Int16, Int32, Int64
+from engine.events import (
+    Decision,
+    Float32,
+    Int16,
+    Int32,
+    Int64,
+    UInt8,
+    UnitEvent,
+    no_formats,
+)
 from engine.exchange.dispatch import LocalDispatcher
 from engine.kernels.combine import combine
 from engine.kernels.topk import route
@@ -38,6 +47,8 @@ class RowRecords:
     topk_weights: Float32
     margins: Float32
     decisions: tuple[Decision, ...]
+    formats: UInt8 = field(default_factory=no_formats)
+    units: tuple[UnitEvent, ...] = ()
 
 
 def row_records(
@@ -74,6 +85,8 @@ def row_records(
             [r.gate.selection.topk_weights_TK for r in records], np.float32, num_rows
         ),
         margins=_margins(records, num_rows),
+        formats=_formats(records, topk_ids.shape),
+        units=tuple(step.precision.layers) if step.precision is not None else (),
         decisions=tuple(_decisions(spans, drawn, step, gates, phy_ids, number_format)),
     )
 
@@ -85,6 +98,17 @@ def _stack(columns: list[torch.Tensor], dtype: type[np.generic], num_rows: int) 
     for layer, column in enumerate(columns):
         stacked[:, layer] = column.cpu().numpy()
     return stacked
+
+
+def _formats(records: list[LayerRecord], shape: tuple[int, ...]) -> UInt8:
+    """Return (T, L, K) format and reason of each row in each expert; none where all are alike."""
+    if not records or records[0].units is None:
+        return no_formats()
+    codes = np.zeros(shape, np.uint8)
+    for layer, record in enumerate(records):
+        assert record.units is not None, "formats are routed in all layers of a step or in none"
+        codes[:, layer] = record.units.codes(shape[2])
+    return codes
 
 
 def _margins(records: list[LayerRecord], num_rows: int) -> Any:
@@ -125,7 +149,7 @@ def _decisions(
             key = RowKey(row, span.request_id, position, token, span.home)
             ahead = offset - (len(span.token_ids) - span.num_drafts)
             for place, record in enumerate(step.records):
-                told = how[place]
+                told = _with_format(how[place], record, row)
                 if ahead >= 0:
                     verdict = "accepted" if ahead < kept else "rejected"
                     told = replace(told, model="draft", verdict=verdict)
@@ -159,6 +183,14 @@ def _circumstances(
         looked_up=record.looked_up,
         stage_ms=step.clock.between(*record.spans),
     )
+
+
+def _with_format(how: Circumstances, record: LayerRecord, row: int) -> Circumstances:
+    """Add what one row's units got; nothing where all rows have the engine's own format."""
+    if record.units is None:
+        return how
+    unit, number_format, reason = record.units.told(row, how.number_format)
+    return replace(how, unit=unit, number_format=number_format, format_reason=reason)
 
 
 @functools.cache

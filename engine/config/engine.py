@@ -10,7 +10,7 @@ from engine.config.sampling import MAX_SEED
 from engine.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
-EXPERT_FORMATS = ("model", "int8")
+PRECISIONS = ("model", "int8", "auto")
 MAX_DEVICES = 1024
 MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")
@@ -35,9 +35,12 @@ class EngineConfig:
     """`adaptive` proposes as many as pay, none where none do; `fixed` always `draft_tokens`."""
     dtype: str = "float32"
     """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
-    expert_format: str = "model"
+    precision: str = "model"
     """Number format of the experts: `model` is `dtype`; `int8` quantises their weights by output
-    channel at load and their rows, one by one, as they come (W8A8). All else stays in `dtype`."""
+    channel at load and their rows, one by one, as they come (W8A8); `auto` holds them in both and
+    chooses by unit of rows, see `engine.routing.precision`. All else stays in `dtype`."""
+    precision_file: str | Path | None = None
+    """Thresholds for `auto`; None takes `precision.json` in the model's folder."""
     capacity_factor: float | None = None
     """Times its even share of a step's rows that an expert may take, 1 to 16, usually 1.2 to 2;
     what finds no room is dropped and counted. None drops nothing."""
@@ -96,7 +99,7 @@ class EngineConfig:
                 f"draft ({self.draft}) must be left out with num_ranks ({self.num_ranks}): a draft "
                 "proposes to one process only; drop one of the two."
             )
-        one_of("expert_format", self.expert_format, EXPERT_FORMATS)
+        one_of("precision", self.precision, PRECISIONS)
         for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
             at_least(name, getattr(self, name), 1)
         within("num_devices", self.num_devices, 1, MAX_DEVICES)
@@ -149,10 +152,22 @@ class EngineConfig:
                 f"dtype ({self.dtype}) must be float32 in deterministic mode; "
                 "drop --deterministic or take --dtype float32."
             )
-        if self.deterministic and self.expert_format != "model":
+        if self.deterministic and self.precision != "model":
+            why = "a unit's vote depends on the rows beside it"
             raise ConfigError(
-                f"expert_format ({self.expert_format}) must be model in deterministic mode, which "
-                "runs in fp32; drop one of the two."
+                f"precision ({self.precision}) must be model in deterministic mode, "
+                f"{'for ' + why if self.precision == 'auto' else 'which runs in fp32'}; drop one "
+                "of the two."
+            )
+        if self.precision == "auto" and (self.num_ranks > 1 or self.run_on != "cpu"):
+            raise ConfigError(
+                "precision (auto) must be model or int8 between ranks and on GPUs: formats do not "
+                "yet travel with rows; take one process on a CPU for auto."
+            )
+        if self.precision_file is not None and self.precision != "auto":
+            raise ConfigError(
+                f"precision_file ({self.precision_file}) has no effect with precision "
+                f"{self.precision}; leave it out, or take precision auto."
             )
         if self.deterministic and self.num_threads not in (None, 1):
             raise ConfigError(
@@ -162,15 +177,14 @@ class EngineConfig:
 
     @property
     def number_format(self) -> str:
-        """The format that experts run rows in, as recorded with each decision."""
-        return self.dtype if self.expert_format == "model" else self.expert_format
+        """The format that experts run rows in when none is chosen by unit."""
+        return "int8" if self.precision == "int8" else self.dtype
 
     @property
     def scheme(self) -> str:
         """The number formats in force, in words."""
-        if self.expert_format == "model":
+        if self.precision == "model":
             return f"all in {self.dtype}, the gate in float32"
-        return (
-            "experts in int8 (W8A8: weights with one scale an output channel, rows with one scale "
-            f"each), all else in {self.dtype}, the gate in float32"
-        )
+        int8 = "int8 (W8A8: weights with one scale an output channel, rows with one scale each)"
+        formats = f"{self.dtype} or {int8} by unit" if self.precision == "auto" else int8
+        return f"experts in {formats}, all else in {self.dtype}, the gate in float32"

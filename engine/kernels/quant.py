@@ -17,6 +17,8 @@ from engine.kernels import checks
 
 NATIVE, INT8, E4M3 = 0, 1, 2
 """A block's number format, as it stands in an array of formats. Native is that of the rows."""
+SKIP = -1
+"""In an array of formats by row, for the paths of a CPU: the row is not run."""
 FORMATS = {"int8": INT8, "e4m3": E4M3}
 FORMAT_ROWS = 16
 """Rows of one expert, counted from its first, that share a format; the last unit may be short."""

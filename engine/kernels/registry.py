@@ -19,6 +19,7 @@ from engine.kernels import (
     attention,
     combine,
     cpu_experts,
+    cpu_mixed,
     dense,
     grouped_gemm,
     onednn,
@@ -41,7 +42,7 @@ class Target:
     dtype: str
     deterministic: bool
     scheme: str = "native"
-    """`native`: experts in `dtype`; `w8a8`: int8 weights and rows."""
+    """`native`: experts in `dtype`; `w8a8`: int8 weights and rows; `mixed`: either, row by row."""
     expert_bytes: int = 0
     """Size of one expert's larger matrix in `dtype`."""
     measure: bool = False
@@ -252,6 +253,12 @@ def _int8_experts(target: Target) -> str | None:
     return _packed(target)
 
 
+def _mixed_experts(target: Target) -> str | None:
+    if target.scheme != "mixed":
+        return "holds each expert twice; only when formats are chosen by unit"
+    return _packed(target)
+
+
 def _plain_experts(target: Target) -> str | None:
     return _native(target) or _unless_deterministic(target)
 
@@ -305,6 +312,8 @@ _KERNELS = (
            cpu_experts.prepare_packed, measures=True),
     Kernel("grouped_mlp", "torch", grouped_gemm.grouped_mlp, _plain_experts),
     Kernel("grouped_mlp", "tiled", tiled.grouped_mlp, _tiled_experts, "fp32"),
+    Kernel("grouped_mlp", "mixed", cpu_mixed.mixed_mlp, _mixed_experts, "fp32 bf16 with int8",
+           prepare=cpu_mixed.prepare_mixed),
     Kernel("mlp", "torch", grouped_gemm.mlp, _unless_deterministic),
     Kernel("mlp", "tiled", tiled.mlp, _when_deterministic, "fp32"),
     Kernel("combine", "triton", _GPU + "combine:combine", _triton),

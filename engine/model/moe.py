@@ -20,6 +20,7 @@ from engine.model.parts import Parts
 from engine.model.step import LayerRecord, StepContext
 from engine.routing.device import Placer
 from engine.routing.gate import Gate, GateOutput
+from engine.routing.precision import Units
 
 
 class MoE(nn.Module):
@@ -55,7 +56,7 @@ class MoE(nn.Module):
         for flight in flights:
             rows_RD, handle = flight.arrive()
             mark("transfer")
-            out_RD = self.experts(rows_RD, handle)
+            out_RD, units = self._run(rows_RD, handle, x_TD, step)
             mark("experts")
             weights_TK = chosen.topk_weights_TK[flight.part]
             returns.append(self.dispatcher.combine(out_RD, weights_TK, handle, table))
@@ -64,9 +65,27 @@ class MoE(nn.Module):
         mark("combine")
         step.bad_rows += int(chosen.bad_rows)
         if step.records is not None:
-            record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK)
+            record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK, units=units)
             step.records.append(self._explained(record, bonus_TE, first_span, step))
+        if step.precision is not None:
+            step.precision.observe(layer, logits_TE, x_TD, phy_ids_TK.shape[1])
+            mark("format")
         return y_TD
+
+    def _run(
+        self, rows_RD: Tensor, handle: DispatchHandle, x_TD: Tensor, step: StepContext
+    ) -> tuple[Tensor, Units | None]:
+        """Run the rows, each in the number format of its unit; failed units once more."""
+        if (precision := step.precision) is None:
+            return self.experts(rows_RD, handle), None
+        units = precision.units(self.index, handle.counts, handle.row_of_N)
+        step.clock.mark("format")
+        out_RD = self.experts(rows_RD, handle, units.formats)
+        step.clock.mark("experts")
+        run = partial(self.experts, rows_RD, handle)
+        failed_U = precision.check(self.index, units, out_RD, x_TD, run)
+        step.clock.mark("format")
+        return precision.repaired(self.index, units, out_RD, failed_U, run), units
 
     def _select(self, logits_TE: Tensor, step: StepContext) -> tuple[Selection, Tensor | None]:
         policy, explain = step.policies[self.index], step.records is not None
@@ -99,9 +118,14 @@ class Experts(nn.Module):
         self.ops, self.faults = parts.ops, parts.faults
         self.weights = ExpertWeights(self.gate_up, self.down, self.ops.prepare_experts)
 
-    def forward(self, rows_RD: Tensor, handle: DispatchHandle) -> Tensor:
+    def forward(
+        self, rows_RD: Tensor, handle: DispatchHandle, formats_R: Tensor | None = None
+    ) -> Tensor:
         """Run (R, D) rows, ordered by physical expert, through their experts."""
-        out_RD: Tensor = self.ops.grouped_mlp(rows_RD, handle.counts, handle.experts, self.weights)
+        mixed = () if formats_R is None else (formats_R,)
+        out_RD: Tensor = self.ops.grouped_mlp(
+            rows_RD, handle.counts, handle.experts, self.weights, *mixed
+        )
         if (fault := self.faults.experts_compute) is not None:
             out_RD = fault(out_RD)
         return out_RD

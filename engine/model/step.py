@@ -15,6 +15,7 @@ from engine.kernels.attention import AttentionPlan
 from engine.routing.capacity import Capacity
 from engine.routing.gate import GateOutput
 from engine.routing.policy import LayerPolicy
+from engine.routing.precision import PrecisionStep, Units
 from engine.routing.smoothing import Smoother
 from engine.routing.table import RoutingTable
 
@@ -92,6 +93,8 @@ class LayerRecord:
     """The stages whose answer was found in a table."""
     spans: tuple[int, int] = (0, 0)
     """The first and the end of the clock's stretches that belong to this layer."""
+    units: Units | None = None
+    """The number formats; None when all rows ran in the engine's own."""
 
 
 class HostRows(NamedTuple):
@@ -129,6 +132,8 @@ class StepContext:
     """None while smoothing is off."""
     capacity: Capacity | None = None
     """None while nothing is dropped."""
+    precision: PrecisionStep | None = None
+    """None while all rows run in the engine's own number format."""
     rotary: tuple[Tensor, Tensor] = field(init=False)
     """cos and sin (T, 1, hd), set by the transformer."""
     places: Tensor = field(init=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.errors import RoutingError
 from engine.kernels.topk import Selection
 from engine.routing.capacity import check_factor
+from engine.routing.precision.thresholds import Precision
 from engine.routing.smoothing import Smoothing
 
 
@@ -60,6 +61,8 @@ class RoutingPolicy:
     """Factor on the bonus for every further token since the last use."""
     capacity_factor: float | None = None
     """Of `engine.routing.capacity`; None drops nothing."""
+    precision: Precision = field(default_factory=Precision)
+    """Number formats of the experts, see `engine.routing.precision`."""
 
     @property
     def is_empty(self) -> bool:

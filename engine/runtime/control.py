@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from engine.config import EXCHANGES, one_of, within
@@ -21,6 +21,8 @@ from engine.events import ControlEvent, Sink
 from engine.faults import ONLY_IN_DRILLS, Fault, Faults
 from engine.routing.capacity import NOT_DETERMINISTIC
 from engine.routing.policy import LayerPolicy, RoutingPolicy
+from engine.routing.precision import MODES, Precision, Thresholds
+from engine.routing.precision.thresholds import units_in_words
 from engine.routing.table import RoutingTable
 from engine.runtime.arguments import check_travels, is_number, layer_of, number_of, whole
 from engine.runtime.results import EngineStats
@@ -56,6 +58,8 @@ class Door:
     num_ranks: int = 1
     drill: bool = False
     deterministic: bool = False
+    both_formats: bool = False
+    """Whether the engine holds its experts in its own format and in int8."""
     orders: deque[Order] = field(default_factory=deque)
 
     @property
@@ -191,6 +195,34 @@ class Control:
         self._change(lambda policy: policy.limited(factor))
         self._say("set_capacity", factor=factor)
 
+    def set_precision(self, mode: str, thresholds: Thresholds | None = None) -> None:
+        """Run the experts in the engine's own format, in int8, or chosen by unit, from now on.
+
+        Args:
+            mode: `model`, `int8` or `auto`.
+            thresholds: for `auto`; None keeps those the engine has.
+
+        Raises:
+            ConfigError: no such mode.
+            RoutingError: the engine does not hold its experts in both formats, or the thresholds
+                are for another number of layers.
+        """
+        one_of("precision", mode, MODES)
+        if not self._door.both_formats:
+            raise RoutingError(
+                f"precision ({mode}) cannot be set while running: this engine holds its experts in "
+                "one format; open it with precision auto (--precision auto)."
+            )
+        thresholds = thresholds or self.policy.precision.thresholds
+        num_layers = self.policy.num_layers
+        if not isinstance(thresholds, Thresholds) or len(thresholds.layers) != num_layers:
+            raise RoutingError(
+                f"thresholds ({thresholds!r:.60}) must be a Thresholds of {num_layers} MoE layers."
+            )
+        precision = Precision(mode, thresholds)
+        self._change(lambda policy: replace(policy, precision=precision))
+        self._say("set_precision", mode=mode, units=units_in_words(thresholds))
+
     def set_policy(self, policy: RoutingPolicy) -> None:
         """Put a whole policy in force, such as `policy` was before a change.
 
@@ -210,10 +242,16 @@ class Control:
         self._say("set_policy", **_in_words(policy))
 
     def clear_policy(self) -> None:
-        """Forget all bans, forced experts and biases, switch smoothing and capacity off."""
+        """Forget all bans, forced experts and biases, switch smoothing and capacity off.
+
+        Number formats stay: they decide how experts run, not which.
+        """
         self._change(
             lambda policy: RoutingPolicy(
-                num_layers=policy.num_layers, num_experts=policy.num_experts, top_k=policy.top_k
+                num_layers=policy.num_layers,
+                num_experts=policy.num_experts,
+                top_k=policy.top_k,
+                precision=policy.precision,
             )
         )
         self._say("clear_policy")
@@ -445,4 +483,5 @@ def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
         "smoothing_window": policy.smoothing_window,
         "smoothing_decay": policy.smoothing_decay,
         "capacity_factor": policy.capacity_factor,
+        "precision": policy.precision.in_words(),
     }

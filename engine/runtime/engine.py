@@ -51,7 +51,7 @@ from engine.runtime.results import Completion, EngineStats, RequestOutput
 from engine.runtime.runner import Runner, StepResult, Terms
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
-from engine.runtime.start import max_model_len, routing, tokenizer_of
+from engine.runtime.start import max_model_len, precision_router, routing, tokenizer_of
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
@@ -99,7 +99,9 @@ class Engine:
         )
         self._announcer = Announcer(self.sink, config, model)
         self._outbox = Outbox(config, model.eos_token_ids, self._scheduler, self._announcer)
-        door = Door(config.num_ranks, config.drill, config.deterministic)
+        door = Door(
+            config.num_ranks, config.drill, config.deterministic, config.precision == "auto"
+        )
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
         self._request_ids = itertools.count()
         self._steps = 0
@@ -200,6 +202,7 @@ class Engine:
                 return
             unchanged = changes == self.control.changes
             self._account(schedule.chunks, self._scheduler.conditions if unchanged else None)
+            self._account_precision(result)
             self._outbox.take(result)
             if self._drafter is not None:
                 self._drafter.learn(result)
@@ -358,7 +361,12 @@ class Engine:
             dtype=getattr(torch, config.dtype),
             device=device_of(config, 0),
         )
-        return Rank(transformer.eval(), self.model_config, config, self.faults)
+        rank = Rank(transformer.eval(), self.model_config, config, self.faults)
+        if config.precision == "auto":
+            rank.precision = precision_router(
+                self.tokenizer, self.model_config.vocab_size, self.faults
+            )
+        return rank
 
     def _open_drafter(self, own: Rank, num_positions: int) -> Drafter:
         """Load the draft and let it propose."""
@@ -420,6 +428,16 @@ class Engine:
             sequence.num_computed = chunk.end - chunk.num_drafts
             sequence.high_water = max(sequence.high_water, sequence.num_computed)
         self._scheduler.computed(chunks, conditions)
+
+    def _account_precision(self, result: StepResult) -> None:
+        """Add the expert rows that failed units ran again to their requests' books."""
+        if (rerun_T := result.rerun_T) is None or not rerun_T.any():
+            return
+        row = 0
+        for chunk in result.chunks:
+            if again := int(rerun_T[row : row + chunk.num_tokens].sum()):
+                chunk.sequence.extra_rows["precision"] += again
+            row += chunk.num_tokens
 
     @contextmanager
     def _compute(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ _ARRAYS = (
     "phy_ids",
     "topk_weights",
     "margins",
+    "formats",
 )
 
 
@@ -63,7 +64,8 @@ def _joined(records: Sequence[RowRecords]) -> dict[str, Any]:
             name: np.concatenate([getattr(part, name) for part in records]) for name in _ARRAYS
         }
     decisions = tuple(decision for part in records for decision in part.decisions)
-    return {**columns, "decisions": decisions}
+    units = tuple(layer for part in records for layer in part.units)
+    return {**columns, "decisions": decisions, "units": units}
 
 
 def _drafted(chunks: Sequence[Chunk]) -> Any:

@@ -45,6 +45,8 @@ class StepResult:
     """Answers found in tables since the start, and not found."""
     ranks: list[RankEvent] = field(default_factory=list)
     """What each rank sent and waited for; empty in one process."""
+    rerun_T: Int64 | None = None
+    """How many of each row's expert rows ran again in another number format; None for none."""
 
 
 class Sampled(NamedTuple):
@@ -77,7 +79,7 @@ class Runner:
         work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), terms)
         outcome = self.rank.run(work, terms.table, clock)
         keep_experts(schedule.chunks, outcome.last_experts)
-        records = self.rank.records(outcome, work)
+        records, precision = self.rank.records(outcome, work), outcome.step.precision
         return StepResult(
             chunks=schedule.chunks,
             sampled=sampled(schedule.chunks, outcome.tokens),
@@ -88,6 +90,7 @@ class Runner:
             clock=clock,
             dropped=capacity.dropped if (capacity := outcome.step.capacity) else [],
             look_ups=self.rank.look_ups,
+            rerun_T=None if precision is None else precision.rerun_T,
         )
 
     def all_logits(self, schedule: Schedule, terms: Terms) -> Tensor:
@@ -107,6 +110,7 @@ def work_of(chunks: Iterable[Chunk], fresh_blocks: list[int], terms: Terms) -> W
         record=record,
         smoothing=smoothing,
         capacity_factor=policy.capacity_factor,
+        precision=terms.in_force.policy.precision,
     )
 
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from engine.checkpoint.manifest import fingerprint
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import CheckpointError, ConfigError
+from engine.faults import Faults
 from engine.model.tokenizer import Tokenizer
 from engine.routing.placement import contiguous
 from engine.routing.policy import RoutingPolicy
+from engine.routing.precision import FILE, Precision, PrecisionRouter, Thresholds, classes_of
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
 
 
 def routing(model: ModelConfig, config: EngineConfig) -> tuple[RoutingTable, RoutingPolicy]:
-    """Return the table and the policy an engine starts with; a dense model's have no layers."""
+    """Return the table and the policy an engine starts with; a dense model's have no layers.
+
+    Raises:
+        ConfigError: formats are to be chosen by unit, but there are no thresholds for this model.
+    """
     num_layers = len(model.moe_layers)
     num_experts = max(1, model.num_experts)
-    policy = RoutingPolicy(num_layers=num_layers, num_experts=num_experts, top_k=model.top_k)
+    policy = RoutingPolicy(
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=model.top_k,
+        precision=_precision(model, config),
+    )
     if config.capacity_factor is not None:
         if not model.is_moe:
             raise ConfigError(
@@ -25,6 +39,23 @@ def routing(model: ModelConfig, config: EngineConfig) -> tuple[RoutingTable, Rou
         policy = policy.limited(config.capacity_factor)
     holders = Roles(config.attention_ranks).holders(range(config.num_devices))
     return contiguous(num_layers, num_experts, config.num_devices, holders=holders), policy
+
+
+def _precision(model: ModelConfig, config: EngineConfig) -> Precision:
+    """Return the number formats of the experts at the start; thresholds lie beside the model."""
+    if config.precision != "auto":
+        return Precision()
+    path = Path(config.model) / FILE if config.precision_file is None else config.precision_file
+    thresholds = Thresholds.load(
+        path, weights_sha256=fingerprint(config.model), num_layers=len(model.moe_layers)
+    )
+    return Precision("auto", thresholds)
+
+
+def precision_router(tokenizer: Tokenizer, vocab_size: int, faults: Faults) -> PrecisionRouter:
+    """Make what chooses formats by unit, from the texts of a model's vocabulary."""
+    texts = map(tokenizer.token_bytes, range(vocab_size))
+    return PrecisionRouter(classes_of(texts), faults)
 
 
 def max_model_len(config: EngineConfig, trained: int) -> int:

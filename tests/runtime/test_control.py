@@ -111,8 +111,10 @@ def test_a_table_that_does_not_fit_is_refused(make_engine, table, word):
         make_engine(num_devices=4).control.publish_table(table)
 
 
-HERE = tuple(p for p in POINTS if p not in ("table.stage", "table.unsafe_publish"))
-"""The points one process reaches; experts are gathered on ranks alone, see `tests.cluster`."""
+ELSEWHERE = ("table.stage", "table.unsafe_publish", "precision.")
+"""Experts are gathered on ranks alone, see `tests.cluster`; formats routed where asked for, see
+`tests.runtime.test_precision_routing`."""
+HERE = tuple(p for p in POINTS if not p.startswith(ELSEWHERE))
 
 
 def test_every_fault_point_is_reached_and_costs_nothing_once_cleared(make_engine):

@@ -13,10 +13,8 @@ from tests.runtime.conftest import DRAFT, MODEL, PROMPTS, Listener
 WAYS = [("float32", "int8"), ("bfloat16", "model"), ("bfloat16", "int8")]
 
 
-def engine_in(dtype, expert_format, sink=None):
-    config = EngineConfig(
-        model=MODEL, num_blocks=64, dtype=dtype, expert_format=expert_format, seed=1
-    )
+def engine_in(dtype, precision, sink=None):
+    config = EngineConfig(model=MODEL, num_blocks=64, dtype=dtype, precision=precision, seed=1)
     return Engine(config, sink=sink)
 
 
@@ -35,9 +33,9 @@ def divergence(exact, other):
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.parametrize(("dtype", "expert_format"), WAYS)
-def test_fewer_bits_change_the_distribution_little(dtype, expert_format):
-    exact, other = engine_in("float32", "model"), engine_in(dtype, expert_format)
+@pytest.mark.parametrize(("dtype", "precision"), WAYS)
+def test_fewer_bits_change_the_distribution_little(dtype, precision):
+    exact, other = engine_in("float32", "model"), engine_in(dtype, precision)
     found = [divergence(exact.logits(text), other.logits(text)) for text in PROMPTS]
     assert 0 < np.mean(found) < 0.01
     wrong = [divergence(exact.logits(text), other.logits(text)[::-1]) for text in PROMPTS]
@@ -57,11 +55,11 @@ def test_what_ran_stands_in_the_record_and_in_the_config():
 
 def test_int8_is_refused_where_it_cannot_be():
     with pytest.raises(ConfigError, match="must be model in deterministic mode"):
-        EngineConfig(model=MODEL, expert_format="int8", deterministic=True)
-    with pytest.raises(ConfigError, match=r"expert_format \(int4\) must be one of model, int8"):
-        EngineConfig(model=MODEL, expert_format="int4")
+        EngineConfig(model=MODEL, precision="int8", deterministic=True)
+    with pytest.raises(ConfigError, match=r"precision \(int4\) must be one of model, int8"):
+        EngineConfig(model=MODEL, precision="int4")
     with pytest.raises(ConfigError, match="has no experts"):
-        Engine(EngineConfig(model=DRAFT, expert_format="int8"))
+        Engine(EngineConfig(model=DRAFT, precision="int8"))
 
 
 def test_weights_hash_alike_whatever_was_made_from_them():

@@ -79,7 +79,7 @@ def test_the_scales_of_int8_experts_travel_with_them(tmp_path: Path) -> None:
     """Expert i is 2^i times as large, so that a scale left behind is off by a factor."""
     folder = tiny(tmp_path, 6, powers=True)
     config = EngineConfig(
-        model=folder, num_ranks=2, expert_format="int8", hash_logits=True, num_blocks=16
+        model=folder, num_ranks=2, precision="int8", hash_logits=True, num_blocks=16
     )
     with closing(Engine(config)) as engine:
         wanted = hashes(engine)

@@ -115,7 +115,7 @@ def generate(
         dtype=dtype,
         devices=devices,
         deterministic=deterministic,
-        expert_format=precision,
+        precision=precision,
         ranks=ranks,
         exchange=exchange,
         attention_ranks=attention_ranks,

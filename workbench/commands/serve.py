@@ -105,7 +105,7 @@ def serve(
         num_ranks=max(ranks, max_ranks or 0),
         exchange=exchange,
         deterministic=deterministic,
-        expert_format=precision,
+        precision=precision,
         max_running=max_running,
         num_blocks=num_blocks,
         prefix_reuse=prefix_reuse,

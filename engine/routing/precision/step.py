@@ -1,0 +1,227 @@
+"""One step's formats, layer by layer: predict, vote, check, run again what failed.
+
+The order within a layer is that of `engine.model.moe`: `units` before the experts, `check` and
+`repaired` after them, `observe` at the layer's end, where the next layer's prediction is made. On a
+CPU nothing runs beside it: that time is part of the step, and its stage is `format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.events import Int64, UInt8, UnitEvent
+from engine.kernels.quant import INT8, NATIVE, SKIP
+from engine.routing.precision.features import margins_of, ranges_of
+from engine.routing.precision.predictor import Bool, Predictor
+from engine.routing.precision.thresholds import Precision
+from engine.routing.precision.units import (
+    ORDERED,
+    WHITELISTED,
+    Int8,
+    Units,
+    expert_units,
+    sequence_units,
+    vote,
+)
+
+if TYPE_CHECKING:
+    from engine.routing.precision.router import PrecisionRouter
+
+Run = Callable[[Tensor], Tensor]
+"""Runs the (R, D) rows of a layer, each in the format that an array (R,) names."""
+
+
+class PrecisionStep:
+    """What is known and decided about the formats of T rows while they pass through the layers."""
+
+    def __init__(
+        self,
+        router: PrecisionRouter,
+        precision: Precision,
+        request_ids_T: Int64,
+        positions_T: Int64,
+        classes_T: UInt8,
+    ) -> None:
+        self._router, self._mode = router, precision.mode
+        self._request_ids_T, self._positions_T = request_ids_T, positions_T
+        self._sequence_units: tuple[Int64, int] | None = None
+        self._predictor: Predictor | None = None
+        self.rerun_T = np.zeros(len(positions_T), np.int64)
+        """How many of each token's expert rows were run again, over all layers so far."""
+        self.layers: list[UnitEvent] = []
+        if precision.mode == "auto":
+            assert precision.thresholds is not None, "auto without thresholds"
+            self._predictor = router.predictor(precision.thresholds)
+            self._known_LT = self._predictor.known(classes_T, positions_T)
+            self._suits_T = self._known_LT[0]
+
+    def units(self, layer: int, counts: Sequence[int], row_of_N: Tensor) -> Units:
+        """Give each unit of a layer its format.
+
+        Args:
+            layer: index among the MoE layers.
+            counts: (P,) rows of each physical expert.
+            row_of_N: (T·K,) the row of each pair, R for a pair without an expert.
+        """
+        rows = row_of_N.cpu().numpy()
+        token_R, num_rows = _tokens_of(rows, len(self._positions_T)), sum(counts)
+        if not self._chooses(layer):
+            reason = ORDERED if self._predictor is None else WHITELISTED
+            chosen = INT8 if self._predictor is None else NATIVE
+            formats_U = np.full(min(num_rows, 1), chosen, np.int8)
+            reasons_U = np.full(len(formats_U), reason, np.uint8)
+            unit_R = np.zeros(num_rows, np.int64)
+        else:
+            unit_R, formats_U, reasons_U = self._voted(layer, counts, token_R)
+        formats_R = formats_U[unit_R]
+        if (fault := self._router.faults.precision_vote) is not None:
+            formats_R = fault(formats_R)
+        none_rerun_R = np.zeros(num_rows, bool)
+        return Units(
+            unit_R=unit_R,
+            format_U=formats_U,
+            reason_U=reasons_U,
+            format_R=formats_R,
+            rerun_R=none_rerun_R,
+            token_R=token_R,
+            row_of_N=rows,
+            num_tokens=len(self._positions_T),
+        )
+
+    def check(self, layer: int, units: Units, out_RD: Tensor, x_TD: Tensor, run: Run) -> Bool:
+        """Return (U,) which units were predicted wrong.
+
+        Args:
+            layer: index among the MoE layers.
+            units: of `units`; what was sampled is noted in it.
+            out_RD: the experts' results in these formats.
+            x_TD: (T, D) what the tokens went in with.
+            run: runs the layer's rows again; rows marked `quant.SKIP` are not run.
+        """
+        failed_U = np.zeros(units.num_units, bool)
+        if not self._chooses(layer):
+            return failed_U
+        self._ranges_T = ranges_of(x_TD)
+        self._mark_out_of_range(layer, units, failed_U)
+        self._sample(layer, units, out_RD, run, failed_U)
+        if (fault := self._router.faults.precision_check) is not None:
+            failed_U = fault(failed_U)
+        return failed_U
+
+    def repaired(
+        self, layer: int, units: Units, out_RD: Tensor, failed_U: Bool, run: Run
+    ) -> Tensor:
+        """Return the results with those of failed units made anew in the engine's own format.
+
+        Nothing else is run again; what was is noted in `units`, counted, and `out_RD` is changed in
+        place.
+        """
+        if failed_U.any():
+            units.rerun_R = failed_U[units.unit_R]
+            again = np.flatnonzero(units.rerun_R)
+            index = torch.from_numpy(again).to(out_RD.device)
+            out_RD[index] = run(_only(units.rerun_R, out_RD.device))[index]
+            units.format_R = np.where(units.rerun_R, np.int8(NATIVE), units.format_R)
+            self.rerun_T += np.bincount(units.token_R[again], minlength=len(self.rerun_T))
+        self._note(layer, units, failed_U)
+        return out_RD
+
+    def observe(self, layer: int, logits_TE: Tensor, x_TD: Tensor, top_k: int) -> None:
+        """Predict the next layer from how this one saw the tokens."""
+        if self._predictor is None or not self._chooses(layer + 1):
+            return
+        if not self._chooses(layer):
+            self._ranges_T = ranges_of(x_TD)
+        margins_T = margins_of(logits_TE, top_k)
+        known_T = self._known_LT[layer + 1]
+        self._suits_T = self._predictor.predict(layer + 1, known_T, margins_T, self._ranges_T)
+
+    def _voted(
+        self, layer: int, counts: Sequence[int], token_R: Int64
+    ) -> tuple[Int64, Int8, UInt8]:
+        """Return the unit of each row, and each unit's format and reason."""
+        assert self._predictor is not None
+        suits_T = self._suits_T
+        if (fault := self._router.faults.precision_predict) is not None:
+            suits_T = fault(suits_T)
+        limits = self._predictor.thresholds
+        if limits.unit == "expert":
+            unit_R, num_units = expert_units(counts, limits.unit_rows)
+            return unit_R, *vote(unit_R, num_units, suits_T[token_R])
+        if self._sequence_units is None:
+            self._sequence_units = sequence_units(
+                self._request_ids_T, self._positions_T, limits.unit_rows
+            )
+        unit_T, num_units = self._sequence_units
+        return unit_T[token_R], *vote(unit_T, num_units, suits_T)
+
+    def _chooses(self, layer: int) -> bool:
+        """Return whether the layer's formats are voted on, and hence checked."""
+        whitelisted = self._predictor.whitelisted if self._predictor is not None else ()
+        return layer < len(whitelisted) and not whitelisted[layer]
+
+    def _mark_out_of_range(self, layer: int, units: Units, failed_U: Bool) -> None:
+        """Mark the INT8 units that hold a row that went in too large, or not finite."""
+        assert self._predictor is not None
+        limit = self._predictor.thresholds.layers[layer].check.max_range
+        good_T = (self._ranges_T <= limit) & np.isfinite(self._ranges_T)
+        if not good_T.all():
+            bad_R = ~good_T[units.token_R] & (units.format_R == INT8)
+            failed_U[units.unit_R[bad_R]] = True
+
+    def _sample(self, layer: int, units: Units, out_RD: Tensor, run: Run, failed_U: Bool) -> None:
+        """Run a row of some INT8 units in both formats; mark units whose row is too far off."""
+        assert self._predictor is not None
+        limits = self._predictor.thresholds
+        picked = self._router.pick(np.flatnonzero(units.format_U == INT8), limits.sample_units)
+        rows = [int((units.unit_R == unit).argmax()) for unit in picked]
+        rows = [row for row in rows if units.format_R[row] == INT8]
+        if not rows:
+            return
+        wanted_R = np.zeros(len(units.unit_R), bool)
+        wanted_R[rows] = True
+        exact_SD = run(_only(wanted_R, out_RD.device))[rows].float()
+        errors_S = (out_RD[rows].float() - exact_SD).norm(dim=1) / exact_SD.norm(dim=1).clamp_min(
+            torch.finfo(torch.float32).tiny
+        )
+        errors = errors_S.cpu().numpy()
+        far = ~(errors <= limits.layers[layer].check.max_error)
+        failed_U[units.unit_R[np.array(rows)[far]]] = True
+        units.num_sampled = len(rows)
+        units.worst_error = float(errors.max())
+
+    def _note(self, layer: int, units: Units, failed_U: Bool) -> None:
+        changes = units.format_R[1:] != units.format_R[:-1]
+        self.layers.append(
+            UnitEvent(
+                layer=layer,
+                units=units.num_units,
+                int8_units=int((units.format_U == INT8).sum()),
+                failed_units=int(failed_U.sum()),
+                rows=len(units.unit_R),
+                int8_rows=int((units.format_R == INT8).sum()),
+                rerun_rows=int(units.rerun_R.sum()),
+                sampled_rows=units.num_sampled,
+                switches=int(changes.sum()),
+                worst_error=units.worst_error,
+            )
+        )
+
+
+def _tokens_of(row_of_N: Int64, num_tokens: int) -> Int64:
+    """Return the token of each row; ``[1, 0, 2, 4]`` of 2 tokens (R = 3) gives ``[0, 0, 1]``."""
+    num_rows = int((row_of_N < len(row_of_N)).sum()) if len(row_of_N) else 0
+    token_R = np.empty(len(row_of_N) + 1, np.int64)
+    if num_tokens:
+        token_R[row_of_N] = np.arange(len(row_of_N)) // (len(row_of_N) // num_tokens)
+    return token_R[:num_rows]
+
+
+def _only(wanted_R: Bool, device: torch.device) -> Tensor:
+    """Return formats that run the wanted rows in the engine's own format and no others."""
+    return torch.from_numpy(np.where(wanted_R, np.int8(NATIVE), np.int8(SKIP))).to(device)

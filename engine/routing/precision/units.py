@@ -1,0 +1,163 @@
+"""Units: rows that share a number format, and the vote that gives them one.
+
+Two kinds. A unit of a *sequence* is a piece of its consecutive tokens, wherever their experts are:
+a token's rows in all its experts have one format. A unit of an *expert* is a piece of its rows
+after the order by expert, which is what a kernel likes; a token may run in INT8 in one of its
+experts and not in the other. The last unit of either may be short and has a format of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.kernels.quant import INT8, NATIVE
+
+Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+Int8 = npt.NDArray[np.int8]
+UInt8 = npt.NDArray[np.uint8]
+
+REASONS = (
+    "the engine's own format",
+    "most of its unit suit INT8",
+    "most of its unit do not suit INT8",
+    "the layer is on the whitelist",
+    "an operator's order",
+    "run again: its unit failed the check",
+)
+OWN, VOTED, OUTVOTED, WHITELISTED, ORDERED, RERUN = range(len(REASONS))
+_REASON_SHIFT = 4
+
+
+def code_of(formats: Int8, reasons: UInt8) -> UInt8:
+    """Return format and reason in one byte: ``format + 16 * reason``."""
+    codes: UInt8 = formats.view(np.uint8) | (reasons << np.uint8(_REASON_SHIFT))
+    return codes
+
+
+def read_code(code: int) -> tuple[bool, str]:
+    """Return whether a code says INT8, and its reason in words."""
+    return code & 0xF == INT8, REASONS[code >> _REASON_SHIFT]
+
+
+class Told(NamedTuple):
+    """One token's formats in one layer, in words."""
+
+    unit: int
+    """Of its best expert's row; -1 without an expert."""
+    format: str
+    """One for all its experts, or one each, best expert first: ``int8, bfloat16``."""
+    reason: str
+
+
+@dataclass(slots=True)
+class Units:
+    """The formats of one layer's R rows in U units, and why."""
+
+    unit_R: Int
+    """The unit of each row, 0 to U - 1; a unit's rows need not lie together."""
+    format_U: Int8
+    """`quant.NATIVE` or `INT8`."""
+    reason_U: UInt8
+    """Index into `REASONS`."""
+    format_R: Int8
+    """Of each row; that of its unit, unless a fault says otherwise."""
+    rerun_R: Bool
+    """Rows that were run again."""
+    token_R: Int
+    """The token each row belongs to."""
+    row_of_N: Int
+    """(T·K,) the row of each pair, R for a pair without an expert."""
+    num_tokens: int
+    """T."""
+    num_sampled: int = 0
+    """Rows that were run in both formats."""
+    worst_error: float = 0.0
+    """The largest relative error among them."""
+
+    @property
+    def formats(self) -> Tensor:
+        """(R,) int8, as the kernel takes them."""
+        return torch.from_numpy(self.format_R)
+
+    @property
+    def num_units(self) -> int:
+        """U."""
+        return len(self.format_U)
+
+    def of(self, token: int, slot: int) -> tuple[int, bool, str]:
+        """Return one pair's unit, whether it ran in INT8, and why; unit -1 without an expert."""
+        top_k = len(self.row_of_N) // max(1, self.num_tokens)
+        row = int(self.row_of_N[token * top_k + slot])
+        if row >= len(self.unit_R):
+            return -1, False, REASONS[OWN]
+        unit = int(self.unit_R[row])
+        reason = RERUN if self.rerun_R[row] else int(self.reason_U[unit])
+        return unit, bool(self.format_R[row] == INT8), REASONS[reason]
+
+    def told(self, token: int, own: str) -> Told:
+        """Return what a decision record says of one token, whose engine's own format is `own`."""
+        top_k = len(self.row_of_N) // max(1, self.num_tokens)
+        slots = [self.of(token, slot) for slot in range(top_k)]
+        formats = ["int8" if is_int8 else own for _, is_int8, _ in slots]
+        return Told(
+            slots[0][0],
+            formats[0] if len(set(formats)) == 1 else ", ".join(formats),
+            "; ".join(dict.fromkeys(reason for _, _, reason in slots)),
+        )
+
+    def codes(self, top_k: int) -> UInt8:
+        """Return (T, K) format and reason of each pair, as `code_of` writes them; 0 without one."""
+        reasons_R = np.where(self.rerun_R, np.uint8(RERUN), self.reason_U[self.unit_R])
+        codes_R = np.append(code_of(self.format_R, reasons_R), np.uint8(0))
+        codes_TK: UInt8 = codes_R[self.row_of_N].reshape(-1, top_k)
+        return codes_TK
+
+
+def sequence_units(request_ids_T: Int, positions_T: Int, size: int) -> tuple[Int, int]:
+    """Cut each sequence into pieces of `size` positions; returns (T,) units and their number.
+
+    Cut at multiples of `size`, so that it does not matter in which steps a prompt runs. Requests
+    ``[7, 7, 7, 9]`` at positions ``[2, 3, 4, 0]`` with size 4 give units ``[0, 0, 1, 2]``.
+    """
+    if not len(positions_T):
+        return np.zeros(0, np.int64), 0
+    begins_T = positions_T % size == 0
+    begins_T[1:] |= request_ids_T[1:] != request_ids_T[:-1]
+    begins_T[0] = True
+    unit_T: Int = begins_T.cumsum() - 1
+    return unit_T, int(unit_T[-1]) + 1
+
+
+def expert_units(counts: Sequence[int], size: int) -> tuple[Int, int]:
+    """Cut each expert's rows into pieces of `size`; returns (R,) units and their number.
+
+    Counts ``[5, 0, 2]`` with size 4 give units ``[0, 0, 0, 0, 1, 2, 2]``.
+    """
+    counts_P = np.asarray(counts, np.int64)
+    units_P = -(-counts_P // size)
+    first_P = units_P.cumsum() - units_P
+    start_P = counts_P.cumsum() - counts_P
+    within_R = np.arange(counts_P.sum()) - start_P.repeat(counts_P)
+    unit_R: Int = first_P.repeat(counts_P) + within_R // size
+    return unit_R, int(units_P.sum())
+
+
+def vote(unit_X: Int, num_units: int, suits_X: Bool) -> tuple[Int8, UInt8]:
+    """Give each unit INT8 when more than half of its members suit; formats and reasons (U,).
+
+    Units ``[0, 0, 0, 1, 1]`` of members ``[1, 1, 0, 1, 0]`` give ``[INT8, NATIVE]``.
+    """
+    sizes_U = np.bincount(unit_X, minlength=num_units)
+    for_U = np.bincount(unit_X, weights=suits_X, minlength=num_units)
+    is_int8_U = 2 * for_U > sizes_U
+    formats_U = np.where(is_int8_U, np.int8(INT8), np.int8(NATIVE))
+    reasons_U = np.where(is_int8_U, np.uint8(VOTED), np.uint8(OUTVOTED))
+    return formats_U, reasons_U
