@@ -53,7 +53,7 @@ drills: $(STAMP)  ## walk every drill every way and the demo, and kill what runs
 	@$(RUN) pytest -m 'not browser' --timeout 600 \
 	    tests/drills tests/demos tests/dashboards/test_start.py $(ARGS)
 
-soak: $(STAMP)  ## some ten minutes of watching: looks, readers and viewers come and go, nothing stays
+soak: $(STAMP)  ## half an hour of watching: looks, readers and viewers come and go, nothing stays
 	@$(RUN) pytest tests/soak $(ARGS)
 
 service: $(STAMP)  ## the service under load, fuzz, a real Prometheus and TLS; half an hour

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from engine import Engine
 
 DEFAULT_PORT = 5006
+SHOWN_DEVICES = 4
+"""Logical devices in one process unless told otherwise; with one there is nothing to see."""
 RATES_EVERY_S = 60.0
 _LOOK_EVERY_S = 0.5
 
@@ -47,7 +49,8 @@ def start(
     *,
     model: str = paths.DEFAULT_MODEL,
     port: int = DEFAULT_PORT,
-    devices: int = 4,
+    devices: int | None = None,
+    ranks: int = 1,
     running: int = 8,
     threads: int | None = None,
     seconds: float | None = None,
@@ -61,7 +64,9 @@ def start(
     Args:
         model: model folder, or the name of a bundled model.
         port: first port to try for the dashboard; the next free one is taken.
-        devices: logical devices the experts are spread over.
+        devices: logical devices the experts are spread over; None takes 4 in one process, and with
+            ranks each of them is one.
+        ranks: processes they are spread over; 1 is this one.
         running: requests kept running.
         threads: threads of one product; None takes half of the cores, the rest is for watching.
         seconds: end by itself after so long.
@@ -79,7 +84,8 @@ def start(
     require_packages()
     config = EngineConfig(
         model=paths.model_folder(model),
-        num_devices=devices,
+        num_devices=devices or (1 if ranks > 1 else SHOWN_DEVICES),
+        num_ranks=ranks,
         num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
     )
     _check(port, lab_port, running, seconds)

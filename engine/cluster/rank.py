@@ -21,7 +21,7 @@ from engine.kernels.registry import Target
 from engine.model.batch import Span, lay_out
 from engine.model.kv_cache import KVCache
 from engine.model.moe import MoE
-from engine.model.ranges import annotate
+from engine.model.ranges import annotate, give_ranges
 from engine.model.sampler import sample
 from engine.model.step import StageClock, StepContext
 from engine.model.transformer import Transformer
@@ -88,6 +88,7 @@ class Rank:
         self._tables = [moe.placer.look_ups for moe in moes]
         self._tables += [moe.dispatcher.order.look_ups for moe in moes[:1]]
         annotate(model)
+        give_ranges([("sample", self, "sample")])
         self.cache = KVCache(
             model_config.num_layers,
             canary_block(config) if config.num_ranks > 1 else config.num_blocks,
@@ -102,25 +103,29 @@ class Rank:
         """Lay out the batch, run the layers, sample."""
         step = self._prepare(work, table, clock)
         x_TD = self.model(self.cache, step)
-        drawing = [
-            (span.draw, ahead)
-            for span in work.spans
-            if span.draw
-            for ahead in range(span.num_drafts + 1)
-        ]
         logits_BV = self.model.head(x_TD.index_select(0, self._last_rows(work.spans)))
         if (fault := self.faults.sampler_noise) is not None:
             logits_BV = fault(logits_BV)
         clock.mark("head")
-        tokens = sample(
+        tokens = self.sample(logits_BV, work.spans)
+        clock.mark("sample")
+        last = [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
+        return Outcome(step, tokens, logits_BV, last)
+
+    def sample(self, logits_BV: Tensor, spans: Sequence[Span]) -> list[int]:
+        """Choose the token after each span that draws one, and after each of its proposals."""
+        drawing = [
+            (span.draw, ahead)
+            for span in spans
+            if span.draw
+            for ahead in range(span.num_drafts + 1)
+        ]
+        return sample(
             logits_BV,
             [draw.params for draw, _ in drawing],
             [draw.seed for draw, _ in drawing],
             [draw.position + ahead for draw, ahead in drawing],
         )
-        clock.mark("sample")
-        last = [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
-        return Outcome(step, tokens, logits_BV, last)
 
     @property
     def look_ups(self) -> tuple[int, int]:
@@ -131,7 +136,6 @@ class Rank:
         """Look answers up in steps of at most `max_rows` rows from now on; 0 never."""
         for table in self._tables:
             table.max_rows = max_rows
-            table.forget()
 
     def records(self, outcome: Outcome, work: Work) -> RowRecords | None:
         """Copy out what `work` decided; None when it kept no records."""

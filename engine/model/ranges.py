@@ -2,14 +2,14 @@
 
 Where there is no CUDA nothing is wrapped and nothing costs anything. Where there is, each method
 that is a stage of a step is replaced on its object by one that pushes a range, calls it and pops
-the range; pushing without a profiler attached takes about a microsecond. `schedule`, `sample` and
-`postprocess` run on the host alone and have no range. Called once, when a rank is built.
+the range; pushing without a profiler attached takes about a microsecond. Called once, when a rank
+is built, and by the engine for the stages that are its own: `schedule` and `postprocess`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,10 @@ class Pusher(Protocol):
         """Close the one opened last."""
 
 
+Stage = tuple[str, Any, str]
+"""Name, object and method."""
+
+
 def annotate(model: Transformer, nvtx: Pusher | None = None) -> int:
     """Give every stage of `model` a range; returns how many methods were wrapped.
 
@@ -35,20 +39,29 @@ def annotate(model: Transformer, nvtx: Pusher | None = None) -> int:
         model: whole, with its dispatchers.
         nvtx: takes the ranges; None is `torch.cuda.nvtx` if there is CUDA, and otherwise nobody.
     """
+    return give_ranges(_stages(model), nvtx)
+
+
+def give_ranges(stages: Iterable[Stage], nvtx: Pusher | None = None) -> int:
+    """Give some stages a range; returns how many methods were wrapped.
+
+    Args:
+        stages: what to wrap; a method that several of them share is wrapped once.
+        nvtx: as in `annotate`.
+    """
     if nvtx is None:
         if not torch.cuda.is_available():
             return 0
         nvtx = torch.cuda.nvtx
     wrapped: set[tuple[int, str]] = set()
-    for stage, owner, method in _stages(model):
+    for stage, owner, method in stages:
         if (id(owner), method) not in wrapped:  # layers share their dispatcher
             setattr(owner, method, _ranged(getattr(owner, method), stage, nvtx))
             wrapped.add((id(owner), method))
     return len(wrapped)
 
 
-def _stages(model: Transformer) -> Iterator[tuple[str, Any, str]]:
-    """Yield stage, object and method."""
+def _stages(model: Transformer) -> Iterator[Stage]:
     yield "embed", model.embed, "forward"
     yield "head", model, "head"
     for layer in model.layers:
@@ -62,6 +75,7 @@ def _stages(model: Transformer) -> Iterator[tuple[str, Any, str]]:
         yield "select", moe.gate, "select"
         yield "place", moe.placer, "place"
         yield "experts", moe.experts, "forward"
+        yield "sort", moe.dispatcher.order, "by_expert"
         yield "dispatch", moe.dispatcher, "dispatch"
         yield "combine", moe.dispatcher, "combine"
         for stage, method in (("wait", "exchange_counts"), ("transfer", "receive")):

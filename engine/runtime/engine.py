@@ -32,6 +32,7 @@ from engine.errors import RequestError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import bind
+from engine.model.ranges import give_ranges
 from engine.model.step import StageClock
 from engine.routing.speculation import Speculation
 from engine.routing.survivors import Roles
@@ -118,6 +119,9 @@ class Engine:
                 self._drafter = self._open_drafter(own, num_positions)
         else:
             self._on_ranks(Ranks(config, num_positions, table), door)
+        give_ranges(
+            [("schedule", self._scheduler, "schedule"), ("postprocess", self._outbox, "take")]
+        )
         self._announcer.start(table)
 
     @property
@@ -205,7 +209,9 @@ class Engine:
             self._account_precision(result)
             self._outbox.take(result)
             if self._drafter is not None:
+                clock.mark("postprocess")
                 self._drafter.learn(result)
+                clock.mark("plan")
         clock.mark("postprocess")
         self._steps += 1
         self._bad_rows += result.bad_rows

@@ -8,11 +8,10 @@ import typer
 
 from workbench import paths
 from workbench.options import (
-    SHOWN_DEVICES,
-    DevicesOption,
     JsonOption,
     LessonsOption,
     ModelOption,
+    RanksOption,
 )
 
 
@@ -22,7 +21,14 @@ def start(
     port: Annotated[
         int, typer.Option(help="First port to try for the dashboard; the next free one is taken.")
     ] = 5006,
-    devices: DevicesOption = SHOWN_DEVICES,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Logical devices the experts are spread over; with --ranks each rank is one.",
+            show_default="4",
+        ),
+    ] = None,
+    ranks: RanksOption = 1,
     running: Annotated[int, typer.Option(help="Requests kept running.")] = 8,
     threads: Annotated[
         int | None,
@@ -45,6 +51,7 @@ def start(
         model=model,
         port=port,
         devices=devices,
+        ranks=ranks,
         running=running,
         threads=threads,
         seconds=seconds,
