@@ -12,6 +12,7 @@ _HINTS = {
     "float": ("number", "any"),
     "int": ("number", "1"),
     "int | None": ("number", "1"),
+    "str": ("text", ""),
     "Sequence[int]": ("text", ""),
 }
 
@@ -37,13 +38,15 @@ class Form(NamedTuple):
     fields: tuple[Field, ...]
 
 
-def forms() -> tuple[Form, ...]:
-    """Return a form for every act, in their order."""
-    from workbench.drills.acts import ACTS
+def forms(drill: str | None = None) -> tuple[Form, ...]:
+    """Return a form for every act, in their order; with a drill's id, those that it offers."""
+    from workbench.drills import find
+    from workbench.drills.acts import ACTS, offered
 
+    names = ACTS if drill is None else offered(find(drill))
     return tuple(
         Form(name, (inspect.getdoc(act) or "").partition("\n")[0].replace("`", ""), _fields(act))
-        for name, act in ACTS.items()
+        for name, act in ((name, ACTS[name]) for name in names)
     )
 
 
@@ -80,6 +83,8 @@ def _fields(act: Any) -> tuple[Field, ...]:
 def _value(kind: str, text: str) -> Any:
     if kind == "float":
         return float(text)
+    if kind == "str":
+        return text
     if kind == "Sequence[int]":
         return [int(part) for part in text.replace(",", " ").split()] or int("")
     return int(text)

@@ -104,6 +104,11 @@ class Traffic:
         """The domains there are prompts of, in the order of their names."""
         return tuple(sorted({prompt.domain for prompt in self._prompts}))
 
+    @property
+    def num_alive(self) -> int:
+        """Requests that were added and have not ended."""
+        return len(self._alive)
+
     def choose(
         self,
         *,

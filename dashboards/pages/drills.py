@@ -67,7 +67,7 @@ class Drills(Session):
             parts["stages"] = STAGES
         if room.phase == RUNNING:
             parts |= {
-                "forms": acts.forms(),
+                "forms": acts.forms(room.briefing.get("id")),
                 "signals": range(NUM_SIGNALS),
                 "checks": range(NUM_CHECKS),
                 "clues": range(NUM_CLUES),
@@ -90,6 +90,8 @@ class Drills(Session):
             return
         self._drawn = seen
         counts_LE, rows_LG = np.array(seen["expert_counts"]), np.array(seen["device_rows"])
+        if not rows_LG.size:  # no engine runs, so nothing is placed anywhere
+            return
         self.map.say(load_spec(range(len(counts_LE))))
         self.map.draw(fair_shares(counts_LE))
         self.devices.say(_device_spec(*rows_LG.shape))
@@ -134,6 +136,7 @@ class Drills(Session):
             "left": f"{left // 60}:{left % 60:02d} left",
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
             **_table(seen.get("observe"), room.stale),
+            **_deployment(seen.get("observe")),
             **_signals(room.briefing, seen.get("observe")),
             **_curves(room.briefing, room.course, seen.get("observe")),
             **_checks(seen.get("check")),
@@ -298,13 +301,16 @@ def _table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
     if seen is None:
         return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
     table, policy = seen["table"], seen["policy"]
-    same = table["sha256"] == table["planned"].get("sha256")
-    words = "as planned ✓" if same else f"■ planned was {str(table['planned'].get('sha256'))[:12]}"
+    words = "■ no engine runs"
+    if table is not None:
+        same = table["sha256"] == table["planned"].get("sha256")
+        planned = "as planned ✓" if same else f"■ planned was {table['planned'].get('sha256'):.12}"
+        words = f"v{table['version']}, hash {table['sha256'][:12]}, {planned}"
     set_now = [
         f"{name} {value}" for name, value in policy.items() if value not in ([], 0, 0.0, None)
     ]
     return {
-        "table": f"v{table['version']}, hash {table['sha256'][:12]}, {words}",
+        "table": words,
         "policy": "; ".join(set_now) or "nothing set",
         "rows": "▲ from before the last act"
         if stale
@@ -312,6 +318,32 @@ def _table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
         "rows_class": "small tone-warn" if stale else "small muted",
         "stale": "stale" if stale else "",
     }
+
+
+def _deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
+    """Say how the engine is deployed: whether it runs, its options, its ranks, what runs beside."""
+    facts = (seen or {}).get("deployment")
+    if not facts:
+        return {"runs": "", "options": "", "others": ""}
+    newest = facts["starts"][-1]["said"] if facts["starts"] else "started as planned"
+    others = [
+        f"rank {rank} {'✓' if there else '■ missing'}" for rank, there in facts["ranks"].items()
+    ]
+    others += [_job(job) for job in facts["jobs"]]
+    return {
+        "runs": f"{'✓' if facts['running'] else '■ does not run'} {newest}",
+        "options": " · ".join(
+            "; ".join(f"{name} {value}" for name, value in options.items())
+            for options in facts["instances"]
+        ),
+        "others": "; ".join(others) or "nothing",
+    }
+
+
+def _job(job: dict[str, Any]) -> str:
+    word = "runs" if job["running"] else "■ does not run"
+    ago = "" if job["last_run_s"] is None else f", last did so {job['last_run_s']:g} s ago"
+    return f"job {job['name']} ({job['does']}) {word}{ago}"
 
 
 def _lines(place: str, lines: list[str], count: int) -> dict[str, Any]:

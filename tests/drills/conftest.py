@@ -1,16 +1,19 @@
-"""One engine for all drills in this process; each test has a session of its own on it."""
+"""One engine for the drills of a plain one; each test has a session of its own on it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from workbench.drills.files import find
 from workbench.drills.opening import opened
+from workbench.drills.scenario import Deployed
 from workbench.drills.session import Session
 
 DRILLS = ("hot-expert", "routing-jitter", "half-updated-table")
+"""The drills that `make test` walks; `make drills` walks all of them."""
 
 
 @pytest.fixture(scope="session")
@@ -22,17 +25,21 @@ def bench() -> Iterator[Session]:
 
 @pytest.fixture
 def make_session(bench):
-    """Make sessions on the shared engine and end each, restored."""
+    """Make sessions, on the shared engine where it will do, and end each, restored."""
     made = []
+    with contextlib.ExitStack() as stack:
 
-    def make(drill, **options):
-        bench.window.clear()
-        session = Session(find(drill), bench.engine, bench.window, **options)
-        made.append(session)
-        return session
+        def make(drill, **options):
+            scenario = find(drill)
+            if scenario.deployed != Deployed() or scenario.needs != {"devices": 4}:
+                return stack.enter_context(opened(scenario, **options))
+            bench.window.clear()
+            session = Session(scenario, bench.deployment, bench.window, **options)
+            made.append(session)
+            return session
 
-    yield make
-    for session in made:
-        session.finish("the test is over", graded=False)
+        yield make
+        for session in made:
+            session.finish("the test is over", graded=False)
     state = bench.engine.control.state()
     assert state["faults"] == [] and bench.engine.control.policy.is_empty

@@ -11,6 +11,9 @@ import pytest
 
 import workbench.drills.checks
 import workbench.drills.probes
+import workbench.drills.probes_deploy
+import workbench.drills.probes_time
+import workbench.drills.readings
 from engine.routing.placement import contiguous, filled
 from workbench.drills.checks import COULD_NOT_RUN, FAIL, PASS, judge
 from workbench.drills.probes import (
@@ -35,7 +38,12 @@ MAY_IMPORT = {
     "engine.errors",
     "engine.routing.table",
     "workbench",
+    "hashlib",
+    "pathlib",
+    "engine.events",
+    "workbench.drills",
     "workbench.drills.probes",
+    "workbench.drills.readings",
     "workbench.drills.scenario",
     "workbench.trace.schema",
     "workbench.trace.trace",
@@ -61,7 +69,16 @@ def faults_of(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", [workbench.drills.checks, workbench.drills.probes])
+@pytest.mark.parametrize(
+    "module",
+    [
+        workbench.drills.checks,
+        workbench.drills.probes,
+        workbench.drills.probes_deploy,
+        workbench.drills.probes_time,
+        workbench.drills.readings,
+    ],
+)
 def test_checks_and_probes_cannot_reach_a_fault(module):
     assert faults_of(Path(module.__file__).read_text("utf-8")) == []
 
@@ -81,7 +98,7 @@ def test_a_check_that_peeks_is_caught(source):
 
 def test_readings_hold_no_way_to_the_engine():
     assert {field.name for field in fields(Readings)} == {
-        "trace", "table", "planned", "ask", "known"
+        "trace", "table_now", "planned", "ask", "known", "facts", "ledger", "published", "folder"
     }  # fmt: skip
 
 
@@ -106,7 +123,7 @@ class FakeTrace:
 def readings(trace, table=None, **more):
     table = table or contiguous(1, 4, 2)
     planned = {"sha256": table.sha256(), "version": table.version}
-    return Readings(**{"trace": trace, "table": table, "planned": planned, "ask": list} | more)
+    return Readings(**{"trace": trace, "table_now": table, "planned": planned, "ask": list} | more)
 
 
 def test_routes_change_when_devices_do_and_not_when_experts_do():

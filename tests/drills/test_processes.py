@@ -104,7 +104,8 @@ NOTHING = {"found": None, "how": "no drill was running", "proof": None}
 
 def assert_restored(proof, facts):
     """Check that every hash from before the drill, as announced then, is the one after it."""
-    assert proof["restored"] and set(proof["hashes"]) == {"weights", "table", "policy"}
+    assert proof["restored"]
+    assert set(proof["hashes"]) == {"weights", "table", "policy", "ranks", "options"}
     for name, part in proof["hashes"].items():
         assert part["before"] == part["after"] == facts["hashes"][name] and len(part["after"]) == 64
 

@@ -12,6 +12,13 @@ from tests.drills.conftest import DRILLS
 from workbench.drills.files import find, folder, parse, scenarios
 from workbench.drills.scenario import Tolerance
 
+FAVOUR = {
+    "type": "python",
+    "module": "workbench.drills.injector",
+    "func": "favour_expert",
+    "arguments": {"bias": 1},
+}
+
 
 @pytest.fixture(scope="module")
 def shipped():
@@ -20,7 +27,7 @@ def shipped():
 
 def test_the_shipped_drills_are_valid_and_sorted_by_level():
     found = scenarios()
-    assert {scenario.id for scenario in found} == set(DRILLS)
+    assert {scenario.id for scenario in found} == {path.stem for path in folder().glob("*.yaml")}
     assert [scenario.level for scenario in found] == sorted(scenario.level for scenario in found)
 
 
@@ -65,8 +72,10 @@ def change(raw, path, value):
         (("checks", 1, "id"), "devices", "id of its own"),
         (("solution", "cause"), "magic", "must be one of the diagnosis options"),
         (("solution", "repairs", 0, "acts", 0, "act"), "rebalanse", "did you mean 'rebalance'"),
-        (("rollbacks", 0), None, "rollbacks must heal gate.logits"),
-        (("rollbacks", 2), None, "rollbacks must call restore_table"),
+        (("rollbacks", 0, "use"), "restroe", "unknown part 'restroe'; did you mean 'restore'"),
+        (("rollbacks", 0), {"use": "restore", "provider": FAVOUR}, "rollbacks must call restore"),
+        (("needs", "ranks"), 2, "needs"),
+        (("deployed",), {"jobs": [{"kind": "rebalancr", "name": "r"}]}, "mean 'rebalancer'"),
         (("id",), "other", "must be the file's name"),
     ],
 )

@@ -95,6 +95,91 @@ def move(
     _act(state, "move", layer=layer, expert=expert, device=device)
 
 
+@app.command()
+def restart(
+    instance: Annotated[int, typer.Option(help="Which one; 0 is the first.")] = 0,
+    state: StateOption = None,
+) -> None:
+    """Start the engine again with the options it has."""
+    _act(state, "restart", instance=instance)
+
+
+@app.command()
+def configure(
+    option: Annotated[str, typer.Argument(help="An option of the engine.")],
+    value: Annotated[str, typer.Argument()],
+    instance: Annotated[int, typer.Option(help="Which one; 0 is the first.")] = 0,
+    state: StateOption = None,
+) -> None:
+    """Start the engine again with one option changed."""
+    _act(state, "configure", option=option, value=value, instance=instance)
+
+
+@app.command()
+def exchange(mode: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
+    """Exchange rows between ranks by another mode from the next step on."""
+    _act(state, "exchange", mode=mode)
+
+
+@app.command()
+def drain(rank: Annotated[int, typer.Argument()], state: StateOption = None) -> None:
+    """Move everything off a rank and end its process."""
+    _act(state, "drain", rank=rank)
+
+
+@app.command("add-rank")
+def add_rank(rank: Annotated[int, typer.Argument()], state: StateOption = None) -> None:
+    """Start a rank that is missing, and let it take part again."""
+    _act(state, "add-rank", rank=rank)
+
+
+@app.command()
+def fetch(
+    file: Annotated[str, typer.Argument(help="A file of the model, or all.")] = "all",
+    state: StateOption = None,
+) -> None:
+    """Copy a file of the model from where it was published; restart to read it."""
+    _act(state, "fetch", file=file)
+
+
+@app.command("trust-files")
+def trust_files(state: StateOption = None) -> None:
+    """Write the manifest anew for the files as they are; restart to read them."""
+    _act(state, "trust-files")
+
+
+@app.command("set-model")
+def set_model(
+    key: Annotated[str, typer.Argument(help="An entry of config.json.")],
+    value: Annotated[int, typer.Argument()],
+    state: StateOption = None,
+) -> None:
+    """Change a number in the model's config.json; restart to read it."""
+    _act(state, "set-model", key=key, value=value)
+
+
+@app.command("rename-tensor")
+def rename_tensor(
+    old: Annotated[str, typer.Argument()],
+    new: Annotated[str, typer.Argument()],
+    state: StateOption = None,
+) -> None:
+    """Give a tensor of the weights another name; restart to read it."""
+    _act(state, "rename-tensor", old=old, new=new)
+
+
+@app.command("start-job")
+def start_job(name: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
+    """Start a job that belongs beside the engine."""
+    _act(state, "start-job", name=name)
+
+
+@app.command("stop-job")
+def stop_job(name: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
+    """End a job that runs beside the engine."""
+    _act(state, "stop-job", name=name)
+
+
 def _act(state: Path | None, act: str, **arguments: Any) -> None:
     from workbench.drills.client import joined
 

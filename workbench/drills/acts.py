@@ -1,35 +1,27 @@
-"""What a learner can do to the drill's engine: an operator's repairs, right and wrong ones.
+"""What a learner can do to the drill's routing: an operator's repairs, right and wrong ones.
 
-Each act takes the engine's control and the newest readings, changes the engine through the control
-alone, and returns one sentence about what was done.
+`workbench.drills.acts_deploy` has what can be done to the deployment around it.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError, RoutingError, nearest
+from engine.errors import RoutingError
 from engine.routing.balance import replicated
 from engine.routing.placement import contiguous, filled
 from engine.routing.table import RoutingTable
-from engine.runtime.control import Control
+from workbench.drills import acts_deploy
+from workbench.drills.hands import ACTS, Hands, act, offered, perform
 from workbench.trace.trace import Trace
 
-
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What an act works with."""
-
-    control: Control
-    publish: Callable[[RoutingTable], None]
-    """Publishes a table and notes it in the change record."""
+__all__ = ["ACTS", "Hands", "acts_deploy", "offered", "perform"]
 
 
+@act
 def smooth(hands: Hands, trace: Trace, bonus: float) -> str:
     """Give the experts of a sequence's previous token a bonus on their logits; 0 switches it off.
 
@@ -42,30 +34,35 @@ def smooth(hands: Hands, trace: Trace, bonus: float) -> str:
     return f"smoothing adds {bonus:g} to the experts of the previous token"
 
 
+@act
 def bias(hands: Hands, trace: Trace, expert: int, value: float, layer: int | None = None) -> str:
     """Add a value to an expert's logit, in one layer or in all."""
     hands.control.set_bias(layer, expert, value)
     return f"expert {expert} gets {value:+g} in {_where(layer)}"
 
 
+@act
 def ban(hands: Hands, trace: Trace, expert: int, layer: int | None = None) -> str:
     """Never choose an expert, in one layer or in all."""
     hands.control.ban_expert(layer, expert)
     return f"expert {expert} is banned in {_where(layer)}"
 
 
+@act
 def force(hands: Hands, trace: Trace, experts: Sequence[int], layer: int | None = None) -> str:
     """Always choose these experts, in one layer or in all."""
     hands.control.force_experts(experts, layer)
     return f"experts {', '.join(map(str, experts))} are forced in {_where(layer)}"
 
 
+@act
 def clear_policy(hands: Hands, trace: Trace) -> str:
     """Forget all bans, forced experts and biases, and switch smoothing off."""
     hands.control.clear_policy()
     return "bans, forced experts, biases and smoothing are gone"
 
 
+@act
 def publish(hands: Hands, trace: Trace) -> str:
     """Publish a whole new table: experts in order, one copy each, even shares."""
     now = hands.control.table
@@ -74,12 +71,14 @@ def publish(hands: Hands, trace: Trace) -> str:
     return _published(table)
 
 
+@act
 def rebalance(hands: Hands, trace: Trace, spare: int = 1) -> str:
     """Publish a table planned for the recent load, with room for `spare` copies on each device."""
     table = _planned(hands, trace.expert_counts(), spare)
     return _published(table)
 
 
+@act
 def replicate(hands: Hands, trace: Trace, layer: int, expert: int, spare: int = 1) -> str:
     """Publish a table with a copy of one expert of one layer on every device."""
     now = hands.control.table
@@ -89,6 +88,7 @@ def replicate(hands: Hands, trace: Trace, layer: int, expert: int, spare: int = 
     return _published(_planned(hands, wish_LE, spare))
 
 
+@act
 def move(hands: Hands, trace: Trace, layer: int, expert: int, device: int) -> str:
     """Publish a table in which an expert of a layer has changed places with one of a device."""
     now = hands.control.table
@@ -106,54 +106,6 @@ def move(hands: Hands, trace: Trace, layer: int, expert: int, device: int) -> st
     )
     hands.publish(table)
     return _published(table)
-
-
-ACTS: dict[str, Callable[..., str]] = {
-    "smooth": smooth,
-    "bias": bias,
-    "ban": ban,
-    "force": force,
-    "clear-policy": clear_policy,
-    "publish": publish,
-    "rebalance": rebalance,
-    "replicate": replicate,
-    "move": move,
-}
-"""By name, as the command line and drill files call them."""
-
-
-def perform(name: str, arguments: Mapping[str, Any], hands: Hands, trace: Trace) -> str:
-    """Do one act by name.
-
-    Raises:
-        ConfigError: there is no such act, or its arguments do not fit it.
-        RoutingError: the engine refused.
-    """
-    if name not in ACTS:
-        raise ConfigError(
-            f"unknown act {name!r}{nearest(name, ACTS)} known acts: {', '.join(ACTS)}."
-        )
-    try:
-        bound = inspect.signature(ACTS[name]).bind(hands, trace, **arguments)
-    except TypeError as wrong:
-        raise ConfigError(f"act {name}: {wrong}.") from None
-    for key, value in arguments.items():
-        _check_type(name, key, value, ACTS[name].__annotations__[key])
-    return ACTS[name](*bound.args, **bound.kwargs)
-
-
-def _check_type(act: str, key: str, value: Any, wanted: str) -> None:
-    """Refuse a value that is not of the annotated kind; a message from outside may hold any."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    right = {
-        "float": whole or isinstance(value, float),
-        "int": whole,
-        "int | None": whole or value is None,
-        "Sequence[int]": isinstance(value, list | tuple)
-        and all(isinstance(item, int) and not isinstance(item, bool) for item in value),
-    }[wanted]
-    if not right:
-        raise ConfigError(f"act {act}: {key} ({value!r}) must be of the kind {wanted}.")
 
 
 def _planned(hands: Hands, load_LE: Any, spare: int) -> RoutingTable:

@@ -5,10 +5,15 @@ The session asks for more of it and judges it; nothing here knows what a drill h
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from workbench.drills.probes import Readings
+from engine.errors import WorkbenchError
+from workbench.drills.deployment import Deployment
+from workbench.drills.jobs import Plan
+from workbench.drills.ledger import Ledger
+from workbench.drills.readings import Readings, Unreadable
 from workbench.drills.window import Window
 from workbench.traffic import Prompt, Traffic, corpus_prompts
 
@@ -18,9 +23,16 @@ if TYPE_CHECKING:
 
 PATIENCE_STEPS = 400
 """Steps run at most to gather rows."""
+PATIENCE_S = 25.0
+"""Seconds spent at most to gather rows."""
+SETTLE_STEPS, SETTLE_S = 60, 6.0
+"""Steps and seconds waited at most until a change has reached every rank."""
 QUESTIONS = 12
 """Texts asked about; each is cut at `CUTS` places."""
 CUTS = (0.4, 0.6, 0.8, 1.0)
+SAMPLED_TOKENS = 4
+"""Tokens drawn for each question where answers are drawn."""
+IDLE_S = 0.02
 _KNOWN = "known"
 
 
@@ -29,75 +41,154 @@ class Evidence:
 
     def __init__(
         self,
-        engine: Engine,
+        deployment: Deployment,
         window: Window,
         planned: Sequence[Mapping[str, object]],
         *,
         running: int,
         seed: int,
+        domain: str | None = None,
+        sampled: bool = False,
     ) -> None:
         """Take charge of the engine's steps.
 
         Args:
-            engine: under traffic while this is asked for more.
+            deployment: its engine is under traffic while this is asked for more.
             window: what it records.
             planned: the change record, read as it grows; its last entry is the newest.
             running: requests kept going.
             seed: of the prompts and of the known questions.
+            domain: of the prompts; None mixes all.
+            sampled: whether known questions are answered by drawing.
         """
-        prompts = corpus_prompts(seed=seed)
-        self._engine, self._window, self._planned = engine, window, planned
-        self._traffic = Traffic(prompts, running, seed)
-        self._questions = _questions(engine, prompts)
+        self._prompts = corpus_prompts(seed=seed)
+        self._deployment, self._window, self._planned = deployment, window, planned
+        self._seed, self._sampled = seed, sampled
+        self.ledger = Ledger()
+        self.traffic = Traffic(self._prompts, running, seed)
+        self.traffic.choose(domain=domain)
+        self._generation = deployment.generation
+        self._questions = _questions(deployment.require(), self._prompts)
         self._known: tuple[int, ...] = ()
+        self.plan: Plan = lambda load_LE, spare: None
+        """How a job beside the engine publishes a table."""
 
     def step(self) -> list[RequestOutput]:
-        """Run one step of traffic."""
-        self._traffic.fill(self._engine)
-        outputs = self._engine.step()
-        self._traffic.settle(outputs)
+        """Run one step of traffic; an engine that ends under it is noted as crashed."""
+        engine = self._deployment.engine
+        if engine is None:
+            time.sleep(IDLE_S)
+            return []
+        if self._generation != self._deployment.generation:
+            self._start_over()
+        try:
+            self.traffic.fill(engine)
+            outputs = engine.step()
+        except WorkbenchError as ended:
+            self._deployment.crashed(str(ended))
+            return []
+        self.traffic.settle(outputs)
+        self.ledger.take(outputs)
+        tokens = sum(len(output.token_ids) for output in outputs)
+        for job in self._deployment.jobs.values():
+            job.tick(self._window.trace, tokens, self.plan)
         return outputs
+
+    def choose(self, *, running: int | None = None, domain: str | None = None) -> None:
+        """Ask other things of the engine from now on; what is None stays."""
+        self.traffic.choose(running=running, domain=domain)
 
     def gather(self, rows: int, tell: Callable[[int], None] = lambda have: None) -> None:
         """Run traffic until the window holds enough rows, within patience; tell how many it has."""
+        until = time.monotonic() + PATIENCE_S
         for _ in range(PATIENCE_STEPS):
             have = self._window.num_rows
             tell(min(have, rows))
-            if have >= rows:
+            if have >= rows or self._deployment.engine is None or time.monotonic() > until:
                 return
             self.step()
+
+    def settle(self) -> None:
+        """Run steps until the newest planned table is in force on every rank, or is given up."""
+        until = time.monotonic() + SETTLE_S
+        for _ in range(SETTLE_STEPS):
+            engine = self._deployment.engine
+            if engine is None or not engine.ranks or time.monotonic() > until:
+                return
+            self.step()
+            gave_up = any(note.action == "give_up_table" for note in self._window.trace().controls)
+            if gave_up or engine.table.version >= int(str(self._planned[-1]["version"])):
+                return
 
     def clear(self) -> None:
         """Begin anew: what was recorded before a change says nothing about it."""
         self._window.clear()
+        self.ledger.clear()
 
     def write_down_answers(self) -> None:
         """Ask every question and keep the answers as the right ones."""
         self._known = tuple(self.ask())
 
-    def ask(self) -> list[int]:
-        """Ask every question beside the traffic; return the first token of each answer."""
-        from engine import SamplingParams
+    def ask(self, instance: int = 0) -> list[int]:
+        """Ask every question, the first instance beside its traffic.
 
-        one = SamplingParams(max_tokens=1, ignore_eos=True)
-        waiting = [self._engine.add(question, one, label=_KNOWN) for question in self._questions]
-        given: dict[int, int] = {}
-        with self._window.closed():
-            while len(given) < len(waiting):
-                for output in self.step():
-                    if output.completion and output.label == _KNOWN:
-                        given[output.request_id] = output.completion.token_ids[0]
-        return [given[request_id] for request_id in waiting]
+        Returns:
+            The first token of each answer, or all drawn tokens of each where answers are drawn.
+
+        Raises:
+            Unreadable: the engine does not run, or ends meanwhile.
+        """
+        if instance == 0:
+            return self._asked(self._deployment.engine, self.step)
+        other = self._deployment.others[instance - 1]
+        return self._asked(other, other.step if other is not None else list)
 
     def readings(self) -> Readings:
         """Return what an operator has before them now."""
+        engine = self._deployment.engine
         return Readings(
             trace=self._window.trace(),
-            table=self._engine.table,
+            table_now=engine.table if engine is not None else None,
             planned=self._planned[-1],
             ask=self.ask,
             known=self._known,
+            facts=self._deployment.facts() | {"canary": _canary(engine)},
+            ledger=self.ledger.facts(),
+            published=self._deployment.published,
+            folder=self._deployment.folder,
         )
+
+    def _asked(self, engine: Engine | None, step: Callable[[], list[RequestOutput]]) -> list[int]:
+        from engine import SamplingParams
+
+        if engine is None:
+            raise Unreadable("the engine does not run, so nothing can be asked.")
+        params = SamplingParams(max_tokens=1, ignore_eos=True)
+        if self._sampled:
+            params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, ignore_eos=True)
+        waiting = [engine.add(question, params, label=_KNOWN) for question in self._questions]
+        given: dict[int, tuple[int, ...]] = {}
+        with self._window.closed():
+            while len(given) < len(waiting):
+                for output in step():
+                    if output.completion and output.label == _KNOWN:
+                        given[output.request_id] = output.completion.token_ids
+                if engine is self._deployment.engine or engine in self._deployment.others:
+                    continue
+                raise Unreadable("the engine ended while it was asked.")
+        return [token for request_id in waiting for token in given[request_id]]
+
+    def _start_over(self) -> None:
+        """Let a new engine have traffic of its own: the old one's requests are lost with it."""
+        before, self._generation = self.traffic, self._deployment.generation
+        self.ledger.lost(before.num_alive)
+        self.traffic = Traffic(self._prompts, before.running, self._seed + self._generation)
+        self.traffic.choose(domain=before.domain)
+        self._window.clear()
+
+
+def _canary(engine: Engine | None) -> Any:
+    return None if engine is None else engine.control.state()["canary"]
 
 
 def _questions(engine: Engine, prompts: Sequence[Prompt]) -> list[list[int]]:

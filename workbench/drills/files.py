@@ -9,12 +9,21 @@ the symptom only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, nearest
 from workbench import paths
-from workbench.drills.scenario import Call, Check, Probe, Repair, Scenario, Tolerance
+from workbench.drills.scenario import (
+    Call,
+    Check,
+    Deployed,
+    Probe,
+    Repair,
+    Scenario,
+    Tolerance,
+)
 from workbench.schema import call_faults, named, read_yaml, schema_faults
 
 
@@ -62,6 +71,7 @@ def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
     Raises:
         ConfigError: the contents break a rule; the message names file, place and rule.
     """
+    raw = filled_in(raw, file)
     for message in schema_faults(raw, folder() / "schema.json"):
         raise ConfigError(f"{file}: {message}")
     scenario = _scenario(raw)
@@ -70,16 +80,49 @@ def parse(raw: Any, file: str, *, drill: str | None = None) -> Scenario:
     return scenario
 
 
+def filled_in(raw: Any, file: str) -> Any:
+    """Return a file's contents with every `use: NAME` replaced by that part of `parts/parts.yaml`.
+
+    What stands beside `use` is added to the part, or put in the place of what it has.
+
+    Raises:
+        ConfigError: there is no such part.
+    """
+    if isinstance(raw, list):
+        return [filled_in(item, file) for item in raw]
+    if not isinstance(raw, dict):
+        return raw
+    filled = {key: filled_in(value, file) for key, value in raw.items() if key != "use"}
+    if "use" not in raw:
+        return filled
+    parts = _parts()
+    if raw["use"] not in parts:
+        raise ConfigError(f"{file}: unknown part {raw['use']!r}{nearest(str(raw['use']), parts)}")
+    part = filled_in(parts[raw["use"]], file)
+    if "tolerance" in filled and "probe" in part:
+        part = {**part, "probe": {**part["probe"], "tolerance": filled.pop("tolerance")}}
+    return {**part, **filled}
+
+
+@cache
+def _parts() -> dict[str, Any]:
+    parts: dict[str, Any] = read_yaml(folder() / "parts" / "parts.yaml")
+    return parts
+
+
 def _scenario(raw: Mapping[str, Any]) -> Scenario:
     steady, solution = raw["steady-state-hypothesis"], raw["solution"]
     return Scenario(
         id=raw["id"],
         title=raw["title"],
+        symptom=raw["symptom"],
+        guide=raw["guide"],
         description=raw["description"].strip(),
         tags=tuple(raw["tags"]),
         level=raw["level"],
         minutes=raw["minutes"],
         needs=raw["needs"],
+        deployed=Deployed(**raw.get("deployed", {})),
         seed=raw["seed"],
         hypothesis=steady["title"],
         signals=tuple(map(_probe, steady["probes"])),
@@ -128,7 +171,8 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     """Yield what the schema cannot see, one sentence each."""
     # Here, because they bring torch, and whoever only lists drills pays for this module alone.
     from workbench.drills.acts import ACTS
-    from workbench.drills.injector import ACTIONS, undone
+    from workbench.drills.breaks import ACTIONS, undone
+    from workbench.drills.jobs import job
     from workbench.drills.probes import PROBES
 
     if drill is not None and scenario.id != drill:
@@ -151,4 +195,9 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     points = scenario.diagnosis_points + sum(check.points for check in scenario.checks)
     if points != 100:
         yield f"the points of diagnosis and checks must sum to 100, not {points}."
-    yield from undone(scenario.method, scenario.rollbacks)
+    for raw in scenario.deployed.jobs:
+        try:
+            job(raw)
+        except ConfigError as wrong:
+            yield str(wrong)
+    yield from undone(scenario.rollbacks)

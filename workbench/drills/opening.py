@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import ConfigError
 from engine.events import Sink, Tee
 from workbench import paths
+from workbench.drills.deployment import Deployment, Extent
+from workbench.drills.jobs import job
 from workbench.drills.proof import hashes
 from workbench.drills.scenario import Scenario
 from workbench.drills.session import Session
 from workbench.drills.window import Discreet, Window
-from workbench.lifecycle import signals_held
-
-if TYPE_CHECKING:
-    from engine import Engine
 
 WINDOW_ROWS = 4096
 
@@ -43,10 +41,11 @@ def opened(
     """
     window = Window(max_rows=WINDOW_ROWS)
     sinks = [window] if sink is None else [window, sink]
-    with closing(_engine(scenario, model, Discreet(Tee(sinks)))) as engine:
-        if not engine.model_config.is_moe:
+    with closing(deployment_of(scenario, model, Discreet(Tee(sinks)))) as deployment:
+        deployment.open()
+        if not deployment.require().model_config.is_moe:
             raise ConfigError(f"model ({model}) is dense; a drill needs one with experts.")
-        session = Session(scenario, engine, window, **options)
+        session = Session(scenario, deployment, window, **options)
         try:
             yield session
         finally:
@@ -59,19 +58,24 @@ def fresh_hashes(scenario: Scenario, model: str) -> dict[str, str]:
     Raises:
         CheckpointError: the model folder is missing or damaged.
     """
-    with closing(_engine(scenario, model, None)) as engine:
-        return hashes(engine)
+    with closing(deployment_of(scenario, model)) as deployment:
+        deployment.open()
+        return hashes(deployment)
 
 
-def _engine(scenario: Scenario, model: str, sink: Sink | None) -> Engine:
-    with signals_held():
-        from engine import Engine, EngineConfig
+def deployment_of(scenario: Scenario, model: str, sink: Sink | None = None) -> Deployment:
+    """Return what the drill deploys; nothing is started yet.
 
-    config = EngineConfig(
-        model=paths.model_folder(model),
-        num_devices=scenario.needs["devices"],
-        num_blocks=1024,
-        num_threads=1,
-        drill=True,
+    Raises:
+        CheckpointError: the model folder is missing.
+        ConfigError: an option or a job is not valid.
+    """
+    needs, deployed = scenario.needs, scenario.deployed
+    size = {"num_ranks": needs["ranks"]} if "ranks" in needs else {"num_devices": needs["devices"]}
+    extent = Extent(
+        options={**size, **deployed.options},
+        files=deployed.files,
+        jobs=[job(raw) for raw in deployed.jobs],
+        instances=deployed.instances,
     )
-    return Engine(config, sink=sink)
+    return Deployment(extent, paths.model_folder(model), sink)

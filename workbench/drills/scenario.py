@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ConfigError
@@ -76,18 +76,45 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class Deployed:
+    """What the drill's engine is, as it is right."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `EngineConfig`."""
+    files: bool = False
+    """Whether it runs from a copy of the model folder."""
+    instances: int = 1
+    """Engines of these options; all but the first only answer known questions."""
+    jobs: Sequence[Mapping[str, Any]] = ()
+    """What runs beside it; see `workbench.drills.jobs`."""
+    running: int = 16
+    """Requests kept going."""
+    domain: str | None = None
+    """The domain they are from; None mixes all."""
+    guest: str = ""
+    """A text that a guest asks about now and then, beside the other requests."""
+    sampled: bool = False
+    """Whether known questions are answered by drawing, as traffic is, and not greedily."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One drill, valid."""
 
     id: str
     title: str
+    symptom: str
+    """In a few words, for the quick reference."""
+    guide: str
+    """Where the guides tell of it; "" if they do not."""
     description: str
     tags: tuple[str, ...]
     level: int
     minutes: float
     """How long the fault's lease lasts."""
     needs: Mapping[str, int]
-    """`devices`: logical devices of the drill's engine."""
+    """`devices`: logical devices of the drill's engine; or `ranks`: its processes."""
+    deployed: Deployed
     seed: int
     hypothesis: str
     signals: tuple[Probe, ...]

@@ -8,13 +8,14 @@ directly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import ConfigError, MachineError, RequestError
 from workbench.drills.acts import Hands, perform
+from workbench.drills.breaks import ACTIONS, Target
 from workbench.drills.checks import (
     COULD_NOT_RUN,
     FAIL,
@@ -25,16 +26,18 @@ from workbench.drills.checks import (
     key,
     measure,
 )
+from workbench.drills.deployment import Deployment
 from workbench.drills.evidence import Evidence
-from workbench.drills.injector import ACTIONS, Target
-from workbench.drills.probes import MEANINGS, ROWS, Readings, Unreadable, device_rows
+from workbench.drills.probes import device_rows
 from workbench.drills.proof import compared, hashes
+from workbench.drills.readings import MEANINGS, ROWS, Readings, Unreadable
 from workbench.drills.scenario import Call, Scenario
 from workbench.drills.stages import Tell, untold
 from workbench.drills.window import Window
 
 if TYPE_CHECKING:
     from engine import Engine
+    from engine.routing.table import RoutingTable
 
 SAMPLE_EVERY_S = 1.0
 
@@ -45,26 +48,24 @@ class Session:
     def __init__(
         self,
         scenario: Scenario,
-        engine: Engine,
+        deployment: Deployment,
         window: Window,
         *,
         seed: int | None = None,
         minutes: float | None = None,
-        running: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take an engine that records into `window`, discreetly; nothing runs yet.
 
         Args:
             scenario: the drill.
-            engine: a fresh one, made for this drill.
+            deployment: fresh and open, made for this drill.
             window: what the engine's sink, a `Discreet`, passes events to.
             seed: in place of the scenario's: another layer, another expert.
             minutes: in place of the scenario's: how long the fault may last.
-            running: requests kept running.
             clock: monotonic seconds.
         """
-        self.scenario, self.engine, self.window = scenario, engine, window
+        self.scenario, self.deployment, self.window = scenario, deployment, window
         self.seed = scenario.seed if seed is None else seed
         self.phase = "new"
         """`new`, `running`, `ended`."""
@@ -85,14 +86,29 @@ class Session:
         """What must be equal again at the end, by `proof.hashes`."""
         self._undo: list[Call] = []
         self._sampled_at = -np.inf
-        table = engine.table
-        self._target = Target(
-            engine.control, table, np.random.default_rng(self.seed), self.minutes * 60
-        )
-        self._target.planned.append({"version": table.version, "sha256": table.sha256()})
+        deployed = scenario.deployed
+        self._target = Target(deployment, np.random.default_rng(self.seed), self.minutes * 60)
         self._evidence = Evidence(
-            engine, window, self._target.planned, running=running, seed=self.seed
+            deployment,
+            window,
+            self._target.planned,
+            running=deployed.running,
+            domain=deployed.domain,
+            sampled=deployed.sampled,
+            seed=self.seed,
         )
+        self._target.choose_traffic = self._evidence.choose
+        self._evidence.plan = self._target.plan
+        deployment.on_start = self._target.started_over
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine.
+
+        Raises:
+            RequestError: there is none.
+        """
+        return self.deployment.require()
 
     # ---- the drill's course
 
@@ -129,7 +145,7 @@ class Session:
 
     def snapshot(self) -> None:
         """Take the hashes that the engine must have again at the end."""
-        self.hashes = hashes(self.engine)
+        self.hashes = hashes(self.deployment)
         self._note("steady", values=dict(self.steady), hashes=dict(self.hashes))
 
     def break_it(self) -> None:
@@ -142,6 +158,7 @@ class Session:
         self._began = self._clock()
         for call in self.scenario.method:
             ACTIONS[call.func](self._target, **call.arguments)
+            self._evidence.settle()
         self._note("started", lease_s=self.minutes * 60)
         self.phase = "running"
         self._evidence.clear()
@@ -161,6 +178,7 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         """Return how the drill stands, without anything that would give it away."""
+        engine = self.deployment.engine
         return {
             "drill": self.scenario.id,
             "title": self.scenario.title,
@@ -176,7 +194,7 @@ class Session:
                 if event["what"] == "act"
             ],
             "clues": self.clues,
-            "table_version": self.engine.table.version,
+            "table_version": engine.table.version if engine is not None else None,
             "signals": self.samples[-1]["values"] if self.samples else {},
             "sampled_s": self.samples[-1]["at_s"] if self.samples else None,
             "checks": {name: verdict.outcome for name, verdict in self.verdicts.items()},
@@ -185,26 +203,23 @@ class Session:
     def observe(self) -> dict[str, Any]:
         """Measure every signal now, and show load, table and policy as an operator sees them."""
         self._evidence.gather(self._needed_rows())
-        readings, engine = self.readings(), self.engine
-        control = engine.control.state()
+        readings, engine = self.readings(), self.deployment.engine
+        trace, control = readings.trace, {} if engine is None else engine.control.state()
         return {
             "signals": [
                 judge(probe, readings, self.steady).as_dict() for probe in self.scenario.signals
             ],
             "acts": len(self.acts),
-            "rows": readings.trace.num_rows,
-            "expert_counts": readings.trace.expert_counts().tolist(),
+            "rows": trace.num_rows,
+            "expert_counts": trace.expert_counts().tolist(),
             "device_rows": device_rows(readings),
-            "table": {
-                "version": readings.table.version,
-                "sha256": readings.table.sha256(),
-                "planned": dict(readings.planned),
-                "phy2log": readings.table.phy2log.tolist(),
-                "log2phy": readings.table.log2phy.tolist(),
-                "rank_of_phy": readings.table.rank_of_phy.tolist(),
+            "table": None if engine is None else _table(engine.table, readings.planned),
+            "policy": {
+                name: control.get(name) for name in ("banned", "forced", "bias", "smoothing")
             },
-            "policy": {name: control[name] for name in ("banned", "forced", "bias", "smoothing")},
-            "engine": engine.stats().as_dict(),
+            "engine": None if engine is None else engine.stats().as_dict(),
+            "deployment": dict(readings.facts),
+            "requests": dict(readings.ledger),
         }
 
     def act(self, name: str, **arguments: Any) -> dict[str, Any]:
@@ -216,10 +231,13 @@ class Session:
             RoutingError: the engine refused.
         """
         self._require_running()
-        hands = Hands(self.engine.control, self._target.publish)
+        hands = Hands(
+            self.deployment, self._target.publish, self._evidence.gather, self.window.trace
+        )
         said = perform(name, arguments, hands, self.window.trace())
         self.acts.append({"act": name, **arguments})
         self._note("act", act=name, arguments=arguments, said=said)
+        self._evidence.settle()
         self._evidence.clear()
         return {"said": said}
 
@@ -302,7 +320,7 @@ class Session:
         """Undo everything and compare hashes with the snapshot; again does no harm."""
         for call in self._undo:
             ACTIONS[call.func](self._target, **call.arguments)
-        after = hashes(self.engine)
+        after = hashes(self.deployment)
         proof = compared(self.hashes or after, after)
         self._note("restored", restored=proof["restored"])
         return proof
@@ -367,3 +385,15 @@ class Session:
 
     def _note(self, what: str, **detail: Any) -> None:
         self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
+
+
+def _table(table: RoutingTable, planned: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "version": table.version,
+        "sha256": table.sha256(),
+        "planned": dict(planned),
+        "phy2log": table.phy2log.tolist(),
+        "log2phy": table.log2phy.tolist(),
+        "num_replicas": table.num_replicas.tolist(),
+        "rank_of_phy": table.rank_of_phy.tolist(),
+    }

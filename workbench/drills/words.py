@@ -27,7 +27,6 @@ def briefing_text(briefing: Answer) -> str:
 
 def observation_text(seen: Answer) -> str:
     """Write what an operator sees now: signals, load, table, policy."""
-    table = seen["table"]
     return "\n".join(
         (
             verdicts_text(seen["signals"]),
@@ -36,12 +35,36 @@ def observation_text(seen: Answer) -> str:
             *_grid(seen["device_rows"]),
             "rows by layer and expert",
             *_grid(seen["expert_counts"]),
-            f"table    version {table['version']}, hash {table['sha256'][:12]}",
-            f"planned  version {table['planned']['version']}, "
-            f"hash {table['planned']['sha256'][:12]}",
+            *_table(seen["table"]),
             f"policy   {seen['policy']}",
+            *_deployment(seen.get("deployment")),
         )
     )
+
+
+def _table(table: Answer | None) -> Iterable[str]:
+    if table is None:
+        return
+    for name, one in (("table   ", table), ("planned ", table["planned"])):
+        yield f"{name} version {one['version']}, hash {one['sha256'][:12]}"
+
+
+def _deployment(facts: Answer | None) -> Iterable[str]:
+    """Write how the engine is deployed: whether it runs, its options, ranks, jobs and log."""
+    if facts is None:
+        return
+    yield f"engine   {'runs' if facts['running'] else 'does not run'}"
+    for number, options in enumerate(facts["instances"]):
+        name = "options " if len(facts["instances"]) == 1 else f"options of instance {number}"
+        yield f"{name} {', '.join(f'{key} {value}' for key, value in options.items())}"
+    for rank, there in facts["ranks"].items():
+        yield f"rank {rank}   {'takes part' if there else 'is missing'}"
+    for job in facts["jobs"]:
+        ago = "" if job["last_run_s"] is None else f", last did so {job['last_run_s']:g} s ago"
+        runs = "runs" if job["running"] else "does not run"
+        yield f"job      {job['name']} ({job['does']}) {runs}{ago}"
+    for entry in facts["starts"]:
+        yield f"log      {entry['said']}"
 
 
 def verdicts_text(verdicts: Iterable[Answer]) -> str:

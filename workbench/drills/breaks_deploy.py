@@ -1,0 +1,101 @@
+"""Faults of a deployment: wrong options, damaged files, jobs that died or misbehave, other load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError
+from workbench.drills.deployment import WEIGHTS, rename
+from workbench.drills.injector import Target, action
+from workbench.drills.jobs import Auditor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@action
+def deploy(target: Target, options: Mapping[str, Any], instance: int = 0) -> None:
+    """Start the engine again with other options, as somebody's change to its deployment would."""
+    target.deployment.restart(instance, **options)
+
+
+@action
+def set_policy(target: Target, smoothing: float) -> None:
+    """Leave smoothing switched on."""
+    target.control.set_smoothing(smoothing)
+
+
+@action
+def load(target: Target, running: int | None = None, domain: str | None = None) -> None:
+    """Ask other things of the engine: more at a time, or of one domain."""
+    target.choose_traffic(running=running, domain=domain)
+
+
+@action
+def write_model(target: Target, key: str, value: Any) -> None:
+    """Deliver a model whose config.json says something else, and start the engine with it."""
+    target.deployment.write_model(key, value)
+    target.deployment.restart()
+
+
+@action
+def flip_byte(target: Target) -> None:
+    """Damage one byte of the weights, somewhere in the tensors, and start the engine with it."""
+    path = target.deployment.folder / WEIGHTS
+    content = bytearray(path.read_bytes())
+    content[int(target.rng.integers(len(content) // 2, len(content)))] ^= 0x40
+    path.write_bytes(content)
+    target.deployment.restart()
+
+
+@action
+def rename_tensor(target: Target, old: str, new: str) -> None:
+    """Deliver weights in which a tensor has another name, and start the engine with them."""
+    deployment = target.deployment
+    rename(deployment.folder / WEIGHTS, old, new)
+    deployment.note_in_manifest(WEIGHTS)
+    deployment.restart()
+
+
+@action
+def stop_job(target: Target, name: str) -> None:
+    """Let a job that belongs beside the engine die without a word."""
+    target.deployment.jobs[name].stop()
+
+
+@action
+def hold_lock(target: Target, name: str, hold_ms: float, pause_ms: float) -> None:
+    """Let an auditor hold the lock that every routing decision takes."""
+    job = target.deployment.jobs[name]
+    assert isinstance(job, Auditor), f"{name} is no auditor"
+    before = job.hold_s, job.pause_s
+    job.hold_s, job.pause_s = hold_ms / 1e3, pause_ms / 1e3
+
+    def heal() -> None:
+        job.hold_s, job.pause_s = before
+
+    target.deployment.undo_with(heal)
+    target.inject("gate.lock", partial(_take, job.lock))
+
+
+@action
+def noise(target: Target, instance: int, size: float) -> None:
+    """Leave noise on the logits of one instance, as a process in training mode would have it."""
+    import torch
+
+    other = target.deployment.others[instance - 1]
+    if other is None:
+        raise ConfigError(f"instance {instance} does not run.")
+    generator = torch.Generator().manual_seed(int(target.rng.integers(2**31)))
+
+    def fault(logits_BV: Tensor) -> Tensor:
+        return logits_BV + size * torch.randn(logits_BV.shape, generator=generator)
+
+    other.control.inject("sampler.noise", fault, target.lease_s)
+
+
+def _take(lock: Any, value: None) -> None:
+    with lock:
+        return

@@ -1,0 +1,343 @@
+"""What a drill runs: an engine as it is deployed, restarted with other options, lost, brought back.
+
+An operator has more than a running engine: the options it was started with, a model folder, a log
+of its starts, processes that belong to it, and jobs that run beside it. A drill may break any of
+these, and a learner may change any of them; `restore` puts all of it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ConfigError, MachineError, RequestError, WorkbenchError, nearest
+from engine.events import Sink
+from engine.faults import Fault
+from workbench.drills.jobs import Job
+from workbench.lifecycle import signals_held
+
+if TYPE_CHECKING:
+    from engine import Engine, EngineConfig
+
+BASE: Mapping[str, Any] = {"num_blocks": 1024, "num_threads": 1, "drill": True}
+"""Options of every drill's engine unless its file says otherwise."""
+WEIGHTS = "model.safetensors"
+FIXED = ("model", "drill", "run_on", "num_devices", "num_ranks", "attention_ranks", "num_threads")
+"""Options that a drill's engine keeps, whatever is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A fault that is set, and set again in an engine that is started anew."""
+
+    fault: Fault
+    until: float
+    """Monotonic seconds."""
+    rank: int | None
+
+
+@dataclass(slots=True)
+class Extent:
+    """What a drill may break beside the running engine."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of `EngineConfig`, as they are right."""
+    files: bool = False
+    """Whether the engine runs from a copy of the model folder, which may be damaged."""
+    jobs: Sequence[Job] = ()
+    instances: int = 1
+    """Engines of the same options; all but the first only answer known questions."""
+
+
+class Deployment:
+    """One engine (or several instances of it), as an operator runs it."""
+
+    def __init__(self, extent: Extent, model: Path, sink: Sink | None = None) -> None:
+        """Copy the model folder if the drill may damage it; nothing is started yet."""
+        self._right: dict[str, Any] = {**BASE, **extent.options}
+        self._sink, self._files = sink, extent.files
+        self.published = model
+        """The model folder as it was published; never written to."""
+        self.folder = self._copied(model) if extent.files else model
+        """The model folder the engine is started from."""
+        self.options: dict[str, Any] = dict(self._right)
+        """As deployed now."""
+        self.engine: Engine | None = None
+        self.others: list[Engine | None] = [None] * (extent.instances - 1)
+        """The further instances."""
+        self.other_options: list[dict[str, Any]] = [dict(self._right) for _ in self.others]
+        self.starts: list[dict[str, Any]] = []
+        """The log of starts and crashes, oldest first: `ok`, `said`, `seconds`."""
+        self.generation = 0
+        """How many engines there have been."""
+        self.jobs = {job.name: job for job in extent.jobs}
+        self.on_start: Callable[[], None] = lambda: None
+        """Called when an engine was started again."""
+        self._standing: dict[str, Standing] = {}
+        self._healers: list[Callable[[], None]] = []
+        self._ranks: dict[int, int] = {}
+
+    # ---- start and stop
+
+    def open(self) -> None:
+        """Start all engines and jobs as they are right.
+
+        Raises:
+            WorkbenchError: one could not start.
+        """
+        self.engine = self._made(self.options, self._sink)
+        self._opened()
+        for index, options in enumerate(self.other_options):
+            self.others[index] = self._made(options, None)
+        for job in self.jobs.values():
+            job.start(self)
+
+    def restart(self, instance: int = 0, **changes: Any) -> str:
+        """End an engine and start it anew, with options changed; return how that went.
+
+        Raises:
+            ConfigError: an option is not valid; nothing has happened then.
+        """
+        options = {**(self.other_options[instance - 1] if instance else self.options), **changes}
+        self._config(options)
+        began = time.perf_counter()
+        if instance:
+            self._close(self.others[instance - 1])
+            self.other_options[instance - 1] = options
+        else:
+            self._close(self.engine)
+            self.engine, self.options = None, options
+        try:
+            made = self._made(options, None if instance else self._sink)
+        except WorkbenchError as refused:
+            said = f"the engine did not start: {refused}"
+            self._log(False, said, began)
+            return said
+        if instance:
+            self.others[instance - 1] = made
+        else:
+            self.engine = made
+            self._opened()
+        said = f"the engine was started again in {time.perf_counter() - began:.1f} s"
+        self._log(True, said, began)
+        return said
+
+    def crashed(self, why: str) -> None:
+        """Take note that the engine has ended by itself."""
+        engine, self.engine = self.engine, None
+        self._close(engine)
+        self._log(False, f"the engine ended: {why}", time.perf_counter())
+
+    def require(self) -> Engine:
+        """Return the running engine.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self.engine is None:
+            raise RequestError("the engine does not run; see its log of starts, and restart it.")
+        return self.engine
+
+    def close(self) -> None:
+        """End everything and remove the copy of the model folder; again does nothing."""
+        self._heal_outside()
+        for job in self.jobs.values():
+            job.stop()
+        for engine in (self.engine, *self.others):
+            self._close(engine)
+        self.engine, self.others = None, [None] * len(self.others)
+        if self._files:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- faults
+
+    def inject(self, point: str, fault: Fault, lease_s: float, *, rank: int | None = None) -> None:
+        """Set a fault that stays over restarts until its lease is over or it is healed."""
+        self._standing[point] = Standing(fault, time.monotonic() + lease_s, rank)
+        if self.engine is not None:
+            self.engine.control.inject(point, fault, lease_s, rank=rank)
+
+    def heal(self, point: str) -> None:
+        """Clear a fault point for good."""
+        self._standing.pop(point, None)
+        if self.engine is not None:
+            self.engine.control.clear(point)
+
+    def undo_with(self, healer: Callable[[], None]) -> None:
+        """Note how something outside the engine is healed, such as a frozen process."""
+        self._healers.append(healer)
+
+    # ---- what an operator reads
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the engine runs on several processes."""
+        return int(self._right.get("num_ranks", 1)) > 1
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the engine runs from a copy of the model folder."""
+        return self._files
+
+    @property
+    def all_options(self) -> tuple[Mapping[str, Any], ...]:
+        """The options of every instance, as deployed now."""
+        return (self.options, *self.other_options)
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks that were started and do not take part."""
+        return [
+            rank for rank in self._ranks if self.engine is None or rank not in self.engine.ranks
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """Return how the engine is deployed, fit for JSON."""
+        return {
+            "running": self.engine is not None,
+            "options": {name: str(value) for name, value in sorted(self.options.items())},
+            "starts": [dict(entry) for entry in self.starts],
+            "ranks": {str(rank): rank not in self.missing_ranks for rank in self._ranks},
+            "jobs": [job.facts() for job in self.jobs.values()],
+            "instances": [
+                {name: str(value) for name, value in sorted(options.items())}
+                for options in self.all_options
+            ],
+        }
+
+    # ---- files
+
+    def write_model(self, key: str, value: Any) -> None:
+        """Change one entry of the model's config.json, and of the manifest with it."""
+        path = self.folder / "config.json"
+        config = json.loads(path.read_text("utf-8")) | {key: value}
+        path.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        self.note_in_manifest(path.name)
+
+    def note_in_manifest(self, name: str) -> None:
+        """Let the manifest list one file as it is."""
+        from engine.checkpoint.manifest import NAME
+
+        file, path = self.folder / name, self.folder / NAME
+        content = json.loads(path.read_text("utf-8"))
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        content["files"][name] = {"bytes": file.stat().st_size, "sha256": digest}
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")
+
+    # ---- back to what was right
+
+    def restore(self) -> None:
+        """Heal every fault, put files, options, jobs and ranks back; again does no harm."""
+        self._heal_outside()
+        for point in list(self._standing):
+            self.heal(point)
+        damaged = self._files and self._mend_files()
+        for job in self.jobs.values():
+            job.start(self)
+        for index, options in enumerate(self.other_options):
+            if options != self._right or self.others[index] is None:
+                self.restart(index + 1, **self._right)
+        if self.engine is None or damaged or self.options != self._right or self._strange_ranks:
+            self.restart(**self._right)
+        if self.engine is None:
+            raise MachineError(f"the engine could not be restored: {self.starts[-1]['said']}")
+
+    @property
+    def _strange_ranks(self) -> bool:
+        """Whether ranks are gone, new, or no longer hold what they held at the start."""
+        assert self.engine is not None
+        table = self.engine.table
+        return dict(self.engine.ranks) != self._ranks or (bool(self._ranks) and table.version > 0)
+
+    def _heal_outside(self) -> None:
+        while self._healers:
+            self._healers.pop()()
+        self._thaw()
+
+    def _thaw(self) -> None:
+        """Let ranks run on that were stopped: a frozen one could not hear that it is to end."""
+        for pid in self._ranks.values():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _mend_files(self) -> bool:
+        """Copy every file that is not as published; return whether there was one."""
+        mended = False
+        for there in self.folder.iterdir():
+            if not (self.published / there.name).exists():
+                there.unlink()
+                mended = True
+        for right in self.published.iterdir():
+            mine = self.folder / right.name
+            if not mine.exists() or mine.read_bytes() != right.read_bytes():
+                shutil.copyfile(right, mine)
+                mended = True
+        return mended
+
+    # ---- inside
+
+    def _made(self, options: Mapping[str, Any], sink: Sink | None) -> Engine:
+        with signals_held():
+            from engine import Engine
+
+        return Engine(self._config(options), sink=sink)
+
+    def _config(self, options: Mapping[str, Any]) -> EngineConfig:
+        with signals_held():
+            from engine import EngineConfig
+
+        known = [each.name for each in fields(EngineConfig)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}{nearest(name, known)}")
+        return EngineConfig(model=self.folder, **options)
+
+    def _opened(self) -> None:
+        assert self.engine is not None
+        self.generation += 1
+        self._ranks = dict(self.engine.ranks)
+        for point, standing in self._standing.items():
+            if (left_s := standing.until - time.monotonic()) > 0:
+                self.engine.control.inject(point, standing.fault, left_s, rank=standing.rank)
+        if self.generation > 1:
+            self.on_start()
+
+    def _log(self, ok: bool, said: str, began: float) -> None:
+        self.starts.append(
+            {"ok": ok, "said": said, "seconds": round(time.perf_counter() - began, 2)}
+        )
+
+    def _close(self, engine: Engine | None) -> None:
+        if engine is not None:
+            self._thaw()
+            with contextlib.suppress(WorkbenchError):
+                engine.close()
+
+    def _copied(self, model: Path) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="workbench-drill-"))
+        for file in model.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+        return folder
+
+
+def rename(path: Path, old: str, new: str) -> None:
+    """Rename a tensor in the header of a safetensors file."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    if old not in header:
+        raise ConfigError(f"{path.name} has no tensor {old!r}.")
+    text = json.dumps({(new if name == old else name): header[name] for name in header})
+    raw = text.encode() + b" " * (-len(text.encode()) % 8)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + content[8 + size :])

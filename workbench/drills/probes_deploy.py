@@ -1,0 +1,106 @@
+"""What an operator can read of a deployment: whether it runs and answers, its ranks and files."""
+
+from __future__ import annotations
+
+import hashlib
+
+from workbench.drills.readings import ROWS, Readings, Unreadable, enough, probe
+
+
+@probe("count", "1 while an engine runs, 0 while none does")
+def engine_runs(readings: Readings) -> float:
+    """Return whether an engine runs."""
+    return float(bool(readings.facts["running"]))
+
+
+@probe("share", "known questions answered at all / questions", live=False)
+def questions_answered(readings: Readings) -> float:
+    """Return the share of known questions that are answered, whatever the answer is."""
+    try:
+        given = readings.ask()
+    except Unreadable:
+        return 0.0
+    return len(given) / max(1, len(readings.known))
+
+
+@probe("count", "ranks that were started and do not take part")
+def missing_ranks(readings: Readings) -> float:
+    """Return how many ranks are missing."""
+    return float(sum(not there for there in readings.facts["ranks"].values()))
+
+
+@probe("count", "failed starts and crashes in the log since the last start that went well")
+def failed_starts(readings: Readings) -> float:
+    """Return how often the engine failed to start, or ended by itself, since it last started."""
+    count = 0
+    for entry in reversed(readings.facts["starts"]):
+        if entry["ok"]:
+            break
+        count += 1
+    return float(count)
+
+
+@probe("count", "files whose SHA-256 is not the published one", live=False)
+def strange_files(readings: Readings) -> float:
+    """Return how many files of the model folder are not as they were published."""
+    if readings.published is None or readings.folder is None:
+        raise Unreadable("there is no model folder to look at.")
+    names = {path.name for path in readings.published.iterdir() if path.is_file()}
+    names |= {path.name for path in readings.folder.iterdir() if path.is_file()}
+    return float(
+        sum(_digest(readings.published / n) != _digest(readings.folder / n) for n in names)
+    )
+
+
+@probe("count", "times that ranks were lost or failed together since the last change")
+def recoveries(readings: Readings, rows: int = ROWS) -> float:
+    """Return how often the ranks had to join anew."""
+    return float(_noted(readings, "recover"))
+
+
+@probe("count", "new tables given up since the last change")
+def tables_given_up(readings: Readings) -> float:
+    """Return how many planned tables the ranks did not take up."""
+    return float(_noted(readings, "give_up_table"))
+
+
+@probe("count", "rows run again after a loss, since the last change")
+def rerun_rows(readings: Readings) -> float:
+    """Return how many rows ran again because ranks were lost."""
+    causes = readings.trace.columns["rows/causes"]
+    return float((causes > 0).sum())
+
+
+@probe("count", "rows run since a table was last published")
+def rows_since_plan(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows have run under the table in force, within what is recorded."""
+    trace = enough(readings, rows)
+    versions = trace.columns["steps/table_version"]
+    per_step = trace.columns["steps/row_start"]
+    first = int((versions == versions[-1]).argmax())
+    return float(per_step[-1] - per_step[first])
+
+
+@probe("share", "largest difference of the canary's logits / largest logit, newest table")
+def canary_error(readings: Readings) -> float:
+    """Return what the canary found when the newest table was taken up; 0 before the first."""
+    canary = readings.facts.get("canary")
+    return float(canary["max_error"]) if canary else 0.0
+
+
+@probe("count", "jobs beside the engine that do not run")
+def stopped_jobs(readings: Readings) -> float:
+    """Return how many of the jobs that belong beside the engine do not run."""
+    return float(sum(not job["running"] for job in readings.facts["jobs"]))
+
+
+def _noted(readings: Readings, action: str) -> int:
+    return sum(note.action == action for note in readings.trace.controls)
+
+
+def _digest(path: object) -> str:
+    try:
+        with open(str(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,131 @@
+"""What an operator can measure of time: where a step's goes, who waits for whom, how long.
+
+All from the recorded steps since the last change. Shares and ratios hold on any machine, so checks
+prefer them to milliseconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.events import ROUTING_STAGES, STAGES
+from workbench.drills.readings import ROWS, Readings, Unreadable, enough, probe
+from workbench.trace.schema import Array
+from workbench.trace.trace import Trace
+
+LEAST_STEPS = 8
+"""Steps that a probe of time wants to see."""
+
+
+@probe("share", "median over steps of (select + place + dispatch) / step")
+def routing_share(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of a step spent deciding where tokens go."""
+    trace = enough(readings, rows)
+    deciding = sum(_stage(trace, stage) for stage in ROUTING_STAGES)
+    return float(np.median(deciding / trace.columns["steps/duration_ms"]))
+
+
+@probe("share", "median over steps of stage / step")
+def stage_share(readings: Readings, stage: str, rows: int = ROWS) -> float:
+    """Return the share of a step spent in one stage."""
+    trace = enough(readings, rows)
+    return float(np.median(_stage(trace, stage) / trace.columns["steps/duration_ms"]))
+
+
+@probe("ms", "milliseconds in the stage / rows")
+def stage_ms_a_row(readings: Readings, stage: str, rows: int = ROWS) -> float:
+    """Return the milliseconds that one stage takes for each row."""
+    trace = enough(readings, rows)
+    return float(_stage(trace, stage).sum() / trace.num_rows)
+
+
+@probe("ratio", "95th percentile / median of the stage's time, over steps without prompts")
+def stage_spread(readings: Readings, stage: str, rows: int = ROWS) -> float:
+    """Return how far the slow steps of a stage lie above the usual ones."""
+    trace = enough(readings, rows)
+    plain = trace.columns["steps/num_prefill_rows"] == 0
+    spent = _stage(trace, stage)[plain]
+    if len(spent) < LEAST_STEPS:
+        raise Unreadable("too few steps without prompts have run; try again in a moment.")
+    return float(np.quantile(spent, 0.95) / max(float(np.median(spent)), 1e-3))
+
+
+@probe("count", "rows / steps")
+def rows_a_step(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows a step runs, in the mean."""
+    trace = enough(readings, rows)
+    return trace.num_rows / trace.num_steps
+
+
+@probe("count", "median over steps of the requests that wait")
+def waiting_requests(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many requests wait for a place."""
+    return float(np.median(enough(readings, rows).columns["steps/num_waiting"]))
+
+
+@probe("s", "longest time from the start of a step to the start of the next")
+def longest_pause(readings: Readings, rows: int = ROWS) -> float:
+    """Return the longest time in which nobody got a token."""
+    times = enough(readings, rows).columns["steps/time_s"]
+    if len(times) < LEAST_STEPS:
+        raise Unreadable("too few steps have run; try again in a moment.")
+    return float(np.diff(times).max())
+
+
+@probe("count", "messages between ranks / steps")
+def messages_a_step(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many messages a step sends between ranks."""
+    trace = _ranked(readings, rows)
+    return float(trace.columns["ranks/messages"].sum() / trace.num_steps)
+
+
+@probe("share", "busy / (busy + wait + transfer), over ranks and steps")
+def utilisation(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of time in which ranks compute and do not wait for others."""
+    trace = _ranked(readings, rows)
+    busy, wait, transfer = (
+        trace.columns[f"ranks/{name}_ms"].sum() for name in ("busy", "wait", "transfer")
+    )
+    return float(busy / (busy + wait + transfer))
+
+
+@probe("ratio", "median over steps of max(busy) / median(busy) of the other ranks")
+def slowest_rank(readings: Readings, rows: int = ROWS) -> float:
+    """Return how much longer the slowest rank computes than the others, whoever it is."""
+    trace = _ranked(readings, rows)
+    busy_SG = _by_rank(trace, "ranks/busy_ms")
+    mean_G = np.median(busy_SG, axis=0)
+    slow = int(mean_G.argmax())
+    return float(mean_G[slow] / max(float(np.median(np.delete(mean_G, slow))), 1e-3))
+
+
+@probe("share", "wait of the rank that waits least / wait of the one that waits most")
+def shared_wait(readings: Readings, rows: int = ROWS) -> float:
+    """Return how evenly the ranks wait; where one is slow all others wait for it."""
+    trace = _ranked(readings, rows)
+    waits_G = np.median(
+        _by_rank(trace, "ranks/wait_ms") + _by_rank(trace, "ranks/transfer_ms"), axis=0
+    )
+    return float(waits_G.min() / max(float(waits_G.max()), 1e-3))
+
+
+def _stage(trace: Trace, stage: str) -> Array:
+    """Return (S,) milliseconds of one stage; 0 where it was not reported."""
+    if stage not in STAGES:
+        raise Unreadable(f"there is no stage {stage!r}.")
+    return np.nan_to_num(trace.columns["steps/stage_ms"][:, STAGES.index(stage)])
+
+
+def _ranked(readings: Readings, rows: int) -> Trace:
+    trace = enough(readings, rows)
+    if len(set(trace.columns["ranks/rank"].tolist())) < 2:
+        raise Unreadable("fewer than two ranks take part.")
+    return trace
+
+
+def _by_rank(trace: Trace, column: str) -> Array:
+    """Return (S, G) a column of ranks, over those steps in which all of them took part."""
+    ranks = sorted(set(trace.columns["ranks/rank"].tolist()))
+    steps, values = trace.columns["ranks/step_index"], trace.columns[column]
+    full = np.flatnonzero(np.bincount(steps, minlength=trace.num_steps) == len(ranks))
+    return values[np.isin(steps, full)].reshape(-1, len(ranks))

@@ -1,0 +1,107 @@
+"""What an operator can read, and how a probe of it is declared.
+
+A probe is a function of `Readings` and of a drill file's arguments that returns one number. It
+never learns what a drill has broken. One that has too little to go by raises `Unreadable` with the
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.routing.table import RoutingTable
+from workbench.trace.trace import Trace
+
+ROWS = 400
+"""Token rows a probe wants to see unless told otherwise."""
+
+
+class Unreadable(Exception):
+    """A probe could not be taken; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What an operator has before them."""
+
+    trace: Trace
+    """What the engine recorded since the last change anybody made."""
+    table_now: RoutingTable | None
+    """The routing table the engine reads now; None while none runs."""
+    planned: Mapping[str, object]
+    """The newest entry of the change record: `version` and `sha256` of the table as planned."""
+    ask: Callable[..., Sequence[int]] = field(repr=False)
+    """Asks an instance (0 is the first) the known questions; returns the tokens it answered."""
+    known: Sequence[int] = ()
+    """The answers the engine gave before the drill."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Deployment.facts`: options, log of starts, ranks, jobs; and the last `canary`."""
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    """Of `Ledger.facts`: what became of requests since the last change."""
+    published: Path | None = None
+    """The model folder as published."""
+    folder: Path | None = None
+    """The model folder the engine is started from."""
+
+    @property
+    def table(self) -> RoutingTable:
+        """Return the routing table in force.
+
+        Raises:
+            Unreadable: no engine runs.
+        """
+        if self.table_now is None:
+            raise Unreadable("the engine does not run; its log of starts says why.")
+        return self.table_now
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """How a probe's value is to be read."""
+
+    unit: str
+    """`share` (0 to 1), `ratio`, `count`, `ms` or `s`."""
+    formula: str
+    live: bool = True
+    """Whether it may be sampled all the time; asking questions costs too much for that."""
+    remark: str = ""
+    """What to know of a value outside of what is right."""
+
+
+PROBES: dict[str, Callable[..., float]] = {}
+"""By name, as drill files call them."""
+MEANINGS: dict[str, Meaning] = {}
+"""By the probe's name."""
+
+
+def probe(
+    unit: str, formula: str, *, live: bool = True, remark: str = ""
+) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Declare a function as a probe that drill files may call by its name."""
+
+    def declared(function: Callable[..., float]) -> Callable[..., float]:
+        PROBES[function.__name__] = function
+        MEANINGS[function.__name__] = Meaning(unit, formula, live, remark)
+        return function
+
+    return declared
+
+
+def enough(readings: Readings, rows: int) -> Trace:
+    """Return the trace if it holds enough rows.
+
+    Raises:
+        Unreadable: it does not, or no engine runs.
+    """
+    trace = readings.trace
+    if trace.num_rows < rows:
+        if readings.facts.get("running") is False:
+            raise Unreadable("the engine does not run; its log of starts says why.")
+        raise Unreadable(
+            f"only {trace.num_rows} of the {rows} rows it takes have run since the last change; "
+            "try again in a moment."
+        )
+    return trace
