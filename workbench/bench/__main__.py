@@ -14,6 +14,7 @@ from engine.errors import WorkbenchError
 from workbench import paths
 
 NAMES = ("startup", "recorder", "decode", "dashboard", "gate", "moe_layer", "dispatch")
+NAMES += ("routing_overhead",)
 
 
 def main() -> int:

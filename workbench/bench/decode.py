@@ -65,7 +65,7 @@ def run(
             ours = _engine_generate(engine, tokens)
             theirs = _transformers_generate(model, dtype, tokens) if against else None
             for batch in batches:
-                prompts = _prompts(engine, batch)
+                prompts = prompts_of(engine, batch)
                 row = {"dtype": dtype, "batch": batch, "new_tokens": tokens}
                 rows.append(row | _compare(ours, theirs, prompts, rounds))
         words = f"--batches {','.join(map(str, batches))} --dtypes {','.join(dtypes)}"
@@ -139,7 +139,7 @@ def _transformers_generate(model: Path, dtype: str, tokens: int) -> Generate:
     return generate
 
 
-def _prompts(engine: Engine, batch: int) -> list[list[int]]:
+def prompts_of(engine: Engine, batch: int) -> list[list[int]]:
     """Return `batch` prompts of `PROMPT_TOKENS` tokens, from all domains, no two alike."""
     texts = [engine.tokenizer.encode(text) for _, text in SAMPLES]
     prompts = []

@@ -23,6 +23,7 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", help="Threads of one product; without it, torch's setting."),
 ]
+DRAFT_MODEL = "polyglot-draft"
 MOST = 16384
 """Of a list's numbers: sequences or rows that every machine of the workbench can hold."""
 RoundsOption = Annotated[int, typer.Option("--rounds", help="Repetitions; medians are shown.")]
@@ -195,6 +196,33 @@ def dispatch(
 
     chosen = _numbers(sizes, "--sizes")
     _print(run(ranks=ranks, sizes=chosen, rounds=rounds), as_json)
+
+
+@app.command("routing-overhead")
+def routing_overhead(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    batches: BatchesOption = "1,4,8,32,128",
+    steps: Annotated[int, typer.Option(help="Decode steps of each way in a round.")] = 24,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = 1,
+    large: Annotated[bool, typer.Option(help="Also a random model of a large shape.")] = True,
+    draft: Annotated[bool, typer.Option(help="Also with the bundled draft model.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """The share of a step spent deciding, by batch, with each way to save it switched off."""
+    from workbench.bench.routing_overhead import run
+
+    result = run(
+        paths.model_folder(model),
+        batches=_numbers(batches),
+        steps=steps,
+        rounds=rounds,
+        threads=threads,
+        large=large,
+        draft=paths.model_folder(DRAFT_MODEL) if draft else None,
+    )
+    _print(result, as_json)
 
 
 def _numbers(text: str, option: str = "--batches") -> tuple[int, ...]:
