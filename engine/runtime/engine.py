@@ -28,7 +28,7 @@ from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
 from engine.config import EngineConfig, SamplingParams
-from engine.errors import RequestError
+from engine.errors import RequestError, RoutingError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import bind
@@ -285,6 +285,18 @@ class Engine:
         finally:
             self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).cpu().numpy())
+
+    def look_up(self, max_rows: int) -> None:
+        """Look placements and orders up in steps of at most `max_rows` rows; 0 never.
+
+        Only in one process; the results are the same, only the time it takes is not.
+
+        Raises:
+            RoutingError: the engine runs on ranks.
+        """
+        if not isinstance(self._runner, Runner):
+            raise RoutingError("look-ups can be switched in one process only; ranks = 1.")
+        self._runner.rank.look_up(max_rows)
 
     def weights_sha256(self) -> str:
         """Hash every parameter as it stands in memory, for proofs that none has changed."""
