@@ -11,6 +11,11 @@ from collections import deque
 
 KEPT = 9
 """Times whose median counts."""
+BELIEVED = 3
+"""So many times of one number of rows are believed; fewer are not."""
+STALE_STEPS = 256
+"""Steps after which a number of rows that did not occur again is forgotten: else a few bad times
+would keep it from ever being tried again."""
 GUESSED_ROW = 0.15
 """Share of a step that one more row is taken to cost while nothing was measured."""
 EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -25,11 +30,13 @@ MEMORY = 400.0
 class Recent:
     """The median of the last `KEPT` times in seconds."""
 
-    __slots__ = ("_times", "median")
+    __slots__ = ("_times", "median", "step")
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=KEPT)
         self.median = 0.0
+        self.step = 0
+        """The number of the step that was the last to add a time."""
 
     def __len__(self) -> int:
         return len(self._times)
@@ -47,15 +54,20 @@ class Costs:
     def __init__(self) -> None:
         self._steps: dict[int, Recent] = {}
         self._passes: dict[int, Recent] = {}
-        self._rows: list[int] = []
-        """Numbers of rows that were measured, in order."""
+        self._known: list[int] = []
+        """Numbers of rows whose times are believed, in order."""
+        self._count = 0
 
     def took_step(self, rows: int, seconds: float) -> None:
         """Take the time of a step of the target."""
-        if rows not in self._steps:
-            self._steps[rows] = Recent()
-            bisect.insort(self._rows, rows)
-        self._steps[rows].add(seconds)
+        self._count += 1
+        recent = self._steps.setdefault(rows, Recent())
+        recent.add(seconds)
+        recent.step = self._count
+        if len(recent) == BELIEVED:
+            bisect.insort(self._known, rows)
+        if self._count % STALE_STEPS == 0:
+            self._forget()
 
     def took_pass(self, sequences: int, seconds: float) -> None:
         """Take the time of a pass of the draft, deciding included."""
@@ -63,16 +75,16 @@ class Costs:
 
     def knows(self, rows: int) -> bool:
         """Whether a step of `rows` rows was measured often enough to be believed."""
-        return len(self._steps.get(rows, ())) >= 3
+        return len(self._steps.get(rows, ())) >= BELIEVED
 
     def step_s(self, rows: int) -> float:
-        """Return the seconds of a step of `rows` rows; 0 when no step was measured.
+        """Return the seconds of a step of `rows` rows; 0 before any is believed.
 
-        Between two measured numbers of rows the time is on the line between them; beyond the last
+        Between two known numbers of rows the time is on the line between them; beyond the last
         one each row costs what `GUESSED_ROW` says of the step before it. With 1 row in 3 ms and 3
         rows in 4 ms, 2 rows take 3.5 ms and 4 rows 4.2 ms.
         """
-        known = self._rows
+        known = self._known
         if not known:
             return 0.0
         place = bisect.bisect_left(known, rows)
@@ -88,6 +100,12 @@ class Costs:
         below = known[place - 1]
         low = self._steps[below].median
         return low + (high - low) * (rows - below) / (above - below)
+
+    def _forget(self) -> None:
+        """Forget numbers of rows that did not occur lately."""
+        oldest = self._count - STALE_STEPS
+        self._steps = {rows: one for rows, one in self._steps.items() if one.step > oldest}
+        self._known = sorted(rows for rows, one in self._steps.items() if len(one) >= BELIEVED)
 
     def pass_s(self, sequences: int) -> float:
         """Return the seconds of a draft pass over `sequences` sequences; 0 before the first."""

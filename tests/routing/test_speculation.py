@@ -1,0 +1,270 @@
+"""The policy of drafts: what stands, what pays, when it gives up; and that nothing is distorted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import SamplingParams
+from engine.model.sampler import sample
+from engine.routing.draft_costs import STALE_STEPS, Confidence, Costs
+from engine.routing.speculation import (
+    FIRST_GAP,
+    LOOKED_AT,
+    TRIAL_STEPS,
+    Figures,
+    Speculation,
+    Thought,
+    Track,
+    num_kept,
+)
+from engine.runtime.draft.drafter import propose_from
+
+MS = 1e-3
+
+
+def test_what_stands_ends_with_the_targets_own_token():
+    assert num_kept([5, 7, 2], [5, 7, 9, 4]) == 3  # the docstring's example
+    assert num_kept([5, 7, 2], [5, 7, 2, 4]) == 4
+    assert num_kept([5, 7, 2], [6, 7, 2, 4]) == 1
+    assert num_kept([], [4]) == 1
+
+
+def test_the_figures_follow_their_definition():
+    figures = Figures(proposed=10, accepted=6, steps=4)
+    assert (figures.acceptance, figures.tokens_per_step) == (0.6, 2.5)
+    figures.add(Figures(proposed=2, steps=2))
+    assert (figures.acceptance, figures.tokens_per_step) == (0.5, 2.0)
+    assert (Figures().acceptance, Figures().tokens_per_step) == (None, None)
+
+
+# --- costs and chances ----------------------------------------------------------------------------
+
+
+def costs(**ms_by_rows: float) -> Costs:
+    known = Costs()
+    for rows, ms in ms_by_rows.items():
+        for _ in range(3):
+            known.took_step(int(rows.removeprefix("rows")), ms * MS)
+    return known
+
+
+def test_step_times_lie_between_those_that_were_measured():
+    known = costs(rows1=3.0, rows3=4.0)
+    assert known.step_s(2) == pytest.approx(3.5 * MS)
+    assert known.step_s(4) == pytest.approx(4.2 * MS)  # 5 % of 3 rows' time for each further row
+    assert Costs().step_s(1) == 0.0
+
+
+def test_one_interrupted_step_decides_nothing():
+    known = costs(rows1=3.0)
+    known.took_step(1, 900 * MS)
+    assert known.step_s(1) == pytest.approx(3.0 * MS)
+
+
+def test_bad_times_are_not_believed_for_ever():
+    known = costs(rows1=3.0, rows3=90.0)
+    for _ in range(2 * STALE_STEPS):
+        known.took_step(1, 3.0 * MS)
+    assert known.step_s(3) < 5 * MS
+
+
+def test_a_class_of_confidence_learns_what_its_proposals_come_to():
+    chances = Confidence()
+    assert chances.chance(0.99) > 0.9 and chances.chance(0.05) < 0.1
+    for _ in range(200):
+        chances.judged(0.99, False)
+        chances.judged(0.05, True)
+    assert chances.chance(0.99) < 0.05 and chances.chance(0.05) > 0.95
+    assert all(0 <= line["chance"] <= 1 for line in chances.table())
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+def policy(longest: int = 4, *, row_ms: float = 0.3, **options) -> Speculation:
+    """A policy that knows its times: 3 ms a step, `row_ms` a further row, 0.2 ms a pass."""
+    made = Speculation(longest, **options)
+    for rows in (1, 2, 3, 5):
+        for _ in range(3):
+            made.costs.took_step(rows, (3 + row_ms * (rows - 1)) * MS)
+    made.costs.took_pass(1, 0.2 * MS)
+    return made
+
+
+def thoughts(*chances: float) -> list[Thought]:
+    return [Thought(7, chance, chance) for chance in chances]
+
+
+def test_a_token_is_proposed_while_its_chance_is_worth_its_row():
+    # A token is worth 3 ms and a row costs 0.3: it pays from a chance of 0.1 on.
+    assert policy().lengths([thoughts(0.9, 0.5, 0.2, 0.05)], room=99) == [3]
+    assert policy().lengths([thoughts(0.08)], room=99) == [0]
+    assert policy(row_ms=2.0).lengths([thoughts(0.9, 0.5, 0.2, 0.05)], room=99) == [1]
+
+
+def test_no_more_rows_are_taken_than_there_is_room_for():
+    assert policy().lengths([thoughts(0.9, 0.8)], room=1) == [1]
+    assert policy().lengths([thoughts(0.9)], room=0) == [0]
+    fixed = policy(3, adaptive=False)
+    assert fixed.lengths([thoughts(0.1, 0.1, 0.1), thoughts(0.1)], room=3) == [2, 1]
+    assert fixed.lengths([thoughts(0.0, 0.0), []], room=99) == [2, 0]
+
+
+def test_the_likeliest_tokens_of_a_batch_come_first():
+    made = policy(row_ms=1.0)  # a token of 2 sequences is worth 2 ms, a row costs 1
+    assert made.lengths([thoughts(0.9, 0.8), thoughts(0.3, 0.1)], room=99) == [2, 0]
+
+
+def test_a_draft_is_not_asked_when_the_sequence_goes_badly():
+    made = policy()
+    assert made.worth_thinking(Track(ease=0.7), 1.0, 1)
+    assert not made.worth_thinking(Track(ease=0.1), 1.0, 1)
+    assert not made.worth_thinking(Track(ease=0.7), 0.1, 1)
+
+
+# --- switching off and on -------------------------------------------------------------------------
+
+
+def write(made: Speculation, track: Track, chance: float, num_tokens: int, seed: int = 0) -> float:
+    """Let a sequence write `num_tokens`, proposals accepted by `chance`; seconds beside plain."""
+    numbers = np.random.default_rng(seed)
+    extra_s, written = 0.0, 0
+    while written < num_tokens:
+        accepted = 0
+        if track.on:
+            length = 2
+            while accepted < length and numbers.random() < chance:
+                accepted += 1
+            spent_s = length * 0.2 * MS + made.costs.step_s(1 + length) - made.costs.step_s(1)
+            extra_s += spent_s - accepted * made.costs.step_s(1)
+            made.judge(thoughts(0.6, 0.5), length, accepted)
+            made.weigh(track, accepted, spent_s, 1, written)
+        written += accepted + 1
+    return extra_s
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_losing_sequence_is_left_alone_within_fifty_tokens(seed):
+    made, track = policy(row_ms=1.2), Track()
+    lost_s = write(made, track, 0.1, 400, seed)
+    assert not track.on
+    (at, on), *_ = track.switched
+    assert at <= 50 and not on
+    assert lost_s < 0.1 * 400 * 3 * MS  # all of it before it was switched off
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gaining_sequence_goes_on(seed):
+    made, track = policy(), Track()
+    assert write(made, track, 0.85, 400, seed) < 0
+    assert track.on and track.steps > TRIAL_STEPS
+
+
+def test_a_policy_that_never_gives_up_would_be_caught():
+    made, track = policy(row_ms=1.2, adaptive=False), Track()
+    write(made, track, 0.1, 400)
+    assert track.on
+
+
+def test_a_look_back_switches_on_what_would_have_gained():
+    made, track = policy(), Track(on=False)
+    made.look(track, [0.9] * LOOKED_AT, [True] * LOOKED_AT, 200)
+    assert track.on and track.switched == [(200, True)]
+
+
+def test_looks_that_promise_nothing_become_rare():
+    made, track = policy(), Track(on=False, look_at=FIRST_GAP)
+    looked = []
+    for tokens in range(4000):
+        if made.looks(track, tokens):
+            looked.append(tokens)
+            made.look(track, [0.5] * LOOKED_AT, [False] * LOOKED_AT, tokens)
+    assert not track.on and looked[:3] == [FIRST_GAP, 3 * FIRST_GAP, 7 * FIRST_GAP]
+    assert len(looked) < 7
+
+
+# --- the distribution -----------------------------------------------------------------------------
+
+VOCABULARY = 6
+PARAMS = {
+    "plain": SamplingParams(temperature=1.0),
+    "tempered": SamplingParams(temperature=0.6),
+    "top-k": SamplingParams(temperature=1.2, top_k=3),
+    "top-p": SamplingParams(temperature=0.9, top_p=0.8),
+}
+
+
+def bigrams(seed: int) -> np.ndarray:
+    """A model of 6 tokens: the logits after each one, and after the prompt in the last row."""
+    return np.random.default_rng(seed).normal(0, 1.2, (VOCABULARY + 1, VOCABULARY)).astype("f4")
+
+
+TARGET, DRAFT = bigrams(1), bigrams(1) * 0.7 + bigrams(2) * 0.5
+
+
+def exact(logits_V: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """The distribution that temperature, top-k and top-p leave, worked out plainly."""
+    order = np.argsort(-logits_V, kind="stable")
+    order = order[: params.top_k or VOCABULARY]
+    shares = np.exp(logits_V[order].astype("f8") / params.temperature)
+    shares /= shares.sum()
+    kept = order[: int(np.searchsorted(np.cumsum(shares), params.top_p)) + 1]
+    out = np.zeros(VOCABULARY)
+    out[kept] = shares[: len(kept)] / shares[: len(kept)].sum()
+    return out
+
+
+def pair(params: SamplingParams, seed: int, *, typical: bool) -> tuple[int, int]:
+    """Write two tokens with a draft of 1; `typical` takes whatever the target finds likely."""
+    state, out = VOCABULARY, []
+    while len(out) < 2:
+        at = len(out)
+        draft, _ = propose_from(DRAFT[state], params, seed, at)
+        rows = torch.from_numpy(np.stack([TARGET[state], TARGET[draft]]))
+        drawn = sample(rows, [params] * 2, [seed] * 2, [at, at + 1])
+        kept = num_kept([draft], drawn)
+        if typical and exact(TARGET[state], params)[draft] > 0.05:
+            drawn, kept = [draft, drawn[1]], 2
+        out += drawn[:kept]
+        state = out[-1]
+    return out[0], out[1]
+
+
+def deviation(params: SamplingParams, *, typical: bool = False, count: int = 1500) -> float:
+    """How many standard deviations chi-square lies above its mean, over all pairs."""
+    seen = np.zeros((VOCABULARY, VOCABULARY))
+    for seed in range(count):
+        seen[pair(params, seed, typical=typical)] += 1
+    first = exact(TARGET[VOCABULARY], params)
+    wanted = count * first[:, None] * np.stack([exact(row, params) for row in TARGET[:-1]])
+    assert not seen[wanted == 0].any() or typical, "a token came that the sampler cuts off"
+    common = wanted >= 5
+    rest_seen, rest_wanted = seen[~common].sum(), wanted[~common].sum()
+    chi = (((seen - wanted) ** 2)[common] / wanted[common]).sum()
+    chi += (rest_seen - rest_wanted) ** 2 / max(rest_wanted, 1)
+    freedom = int(common.sum())
+    return float((chi - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_sampling_with_a_draft_has_the_targets_distribution(name):
+    assert deviation(PARAMS[name]) < 4
+
+
+def test_a_rule_that_takes_what_seems_likely_is_caught():
+    assert deviation(PARAMS["plain"], typical=True) > 20
+
+
+def test_a_draft_that_draws_by_the_same_number_is_often_right():
+    params = PARAMS["plain"]
+    hits = [
+        propose_from(DRAFT[VOCABULARY], params, seed, 0)[0]
+        == propose_from(TARGET[VOCABULARY], params, seed, 0)[0]
+        for seed in range(500)
+    ]
+    p, q = exact(TARGET[VOCABULARY], params), exact(DRAFT[VOCABULARY], params)
+    assert (p * q).sum() + 0.1 < np.mean(hits) <= np.minimum(p, q).sum() + 0.05
