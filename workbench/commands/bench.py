@@ -10,7 +10,13 @@ import typer
 
 from engine.errors import ConfigError
 from workbench import paths
-from workbench.options import DtypeOption, JsonOption, ModelOption
+from workbench.options import (
+    DraftLengthOption,
+    DraftTokensOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+)
 from workbench.output import print_json
 
 app = typer.Typer(help="Measure this machine; --json prints the report.", no_args_is_help=True)
@@ -179,6 +185,41 @@ def gate(
     from workbench.bench.gate import run
 
     _print(run(tokens=_numbers(tokens, "--tokens"), rounds=rounds, threads=threads), as_json)
+
+
+@app.command()
+def speculation(
+    *,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    draft: Annotated[str, typer.Option(metavar="DIR", help="The draft.")] = "polyglot-draft",
+    domains: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Domains of the bundled corpus.")
+    ] = "num,de,en,fr,es,zh,py,math",
+    prompts: Annotated[int, typer.Option(help="Prompts of each domain.")] = 3,
+    tokens: TokensOption = 128,
+    rounds: RoundsOption = 3,
+    draft_tokens: DraftTokensOption = 4,
+    draft_length: DraftLengthOption = "adaptive",
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokens per second with a draft and without, at batch 1, by domain, in turns."""
+    from workbench.bench.speculation import run
+
+    result = run(
+        paths.model_folder(model),
+        paths.model_folder(draft),
+        domains=tuple(domains.split(",")),
+        prompts=prompts,
+        tokens=tokens,
+        rounds=rounds,
+        draft_tokens=draft_tokens,
+        draft_length=draft_length,
+        dtype=dtype,
+        threads=threads,
+    )
+    _print(result, as_json)
 
 
 @app.command()

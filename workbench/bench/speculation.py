@@ -1,0 +1,176 @@
+"""What the draft gains and costs at batch 1, by domain: with and without it, in turns.
+
+Prompts are beginnings of held-out documents; each is continued greedily for a fixed number of
+tokens by an engine without a draft and by one with it, one right after the other, round by round.
+The moment of every token is kept, so that what comes after token 50 stands by itself: by then a
+domain on which the draft loses must be switched off and cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine import Completion, Engine, EngineConfig, SamplingParams
+from engine.errors import RequestError
+from engine.routing.speculation import DEFINITION, Figures
+from engine.train.data import DOMAINS, documents
+from workbench.bench.machine import report, torch_threads
+
+PROMPT_TOKENS = 32
+SETTLED = 50
+"""Tokens after which a draft that loses must be silent."""
+RATIO = (
+    "median over rounds and prompts of the seconds without a draft / with it, after the first token"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One continuation."""
+
+    completion: Completion
+    moments_s: list[float]
+    """When each token was there, since the first."""
+
+    def seconds(self, first: int = 1) -> float:
+        """Return the seconds from token `first` on, 1 being all after the first."""
+        return self.moments_s[-1] - self.moments_s[first - 1]
+
+
+def run(
+    model: Path,
+    draft: Path,
+    *,
+    domains: Sequence[str] = DOMAINS,
+    prompts: int = 3,
+    tokens: int = 128,
+    rounds: int = 3,
+    draft_tokens: int = 4,
+    draft_length: str = "adaptive",
+    dtype: str = "float32",
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Measure one row per domain.
+
+    Args:
+        model: folder of the target.
+        draft: folder of the draft.
+        domains: of `engine.train.data.DOMAINS`.
+        prompts: different prompts of each domain.
+        tokens: new tokens for each.
+        rounds: how often each is run; one round more, before, is thrown away.
+        draft_tokens: most proposals in one step.
+        draft_length: `adaptive` or `fixed`.
+        dtype: of the target; the draft is in fp32.
+        threads: of one product; None leaves torch's setting.
+
+    Raises:
+        ConfigError: an unknown domain, or an option of the engine that is not allowed.
+        RequestError: fewer than 64 tokens, or no rounds.
+    """
+    if tokens < SETTLED + 14 or rounds < 1 or prompts < 1:
+        raise RequestError(
+            f"tokens ({tokens}) must be at least {SETTLED + 14}, rounds ({rounds}) and prompts "
+            f"({prompts}) at least 1."
+        )
+    with torch_threads(threads):
+        plain = Engine(EngineConfig(model=model, dtype=dtype))
+        drafting = Engine(
+            EngineConfig(
+                model=model,
+                dtype=dtype,
+                draft=draft,
+                draft_tokens=draft_tokens,
+                draft_length=draft_length,
+            )
+        )
+        rows = [
+            _row(domain, _prompts(plain, domain, prompts), (plain, drafting), tokens, rounds)
+            for domain in domains
+        ]
+        learned = drafting.stats().draft or {}
+    command = f"workbench bench speculation --tokens {tokens} --prompts {prompts} --rounds {rounds} --json"
+    return report(rows, command) | {
+        "draft": draft.name,
+        "definition": DEFINITION,
+        "ratio_formula": RATIO,
+        "learned": {name: learned[name] for name in ("step_ms", "step_of_three_ms", "pass_ms")},
+        "notes": [f"acceptance: {DEFINITION}", f"ratio: {RATIO}"],
+    }
+
+
+def _row(
+    domain: str,
+    prompts: Sequence[list[int]],
+    engines: tuple[Engine, Engine],
+    tokens: int,
+    rounds: int,
+) -> dict[str, Any]:
+    plain, drafting = engines
+    _continue(plain, prompts[0], tokens)
+    _continue(drafting, prompts[0], tokens)
+    pairs: list[tuple[Timed, Timed]] = []
+    for number, prompt in itertools.product(range(rounds), prompts):
+        order = (plain, drafting) if number % 2 == 0 else (drafting, plain)
+        done = {id(engine): _continue(engine, prompt, tokens) for engine in order}
+        pairs.append((done[id(plain)], done[id(drafting)]))
+    figures = Figures()
+    for _, with_draft in pairs:
+        assert with_draft.completion.draft is not None, "the engine has a draft"
+        figures.add(with_draft.completion.draft)
+    ends = [with_draft.completion.draft_switched for _, with_draft in pairs]
+    off = [first[0][0] for first in ends if first and not first[0][1]]
+    plain_s, draft_s = (sum(one[side].seconds() for one in pairs) for side in (0, 1))
+    total = (tokens - 1) * len(pairs)
+    return {
+        "domain": domain,
+        "plain_tokens_per_second": round(total / plain_s, 1),
+        "draft_tokens_per_second": round(total / draft_s, 1),
+        "ratio": _ratio(pairs, 1),
+        "ratio_after_50": _ratio(pairs, SETTLED),
+        "acceptance": _rounded(figures.acceptance),
+        "tokens_per_step": _rounded(figures.tokens_per_step),
+        "proposed": figures.proposed,
+        "accepted": figures.accepted,
+        "steps": figures.steps,
+        "switched_off": f"{len(off)} of {len(pairs)}",
+        "off_after_tokens": int(statistics.median(off)) if off else None,
+        "same_text": f"{sum(_same(a, b) for a, b in pairs)} of {len(pairs)}",
+    }
+
+
+def _same(one: Timed, other: Timed) -> bool:
+    return one.completion.token_ids == other.completion.token_ids
+
+
+def _ratio(pairs: Sequence[tuple[Timed, Timed]], first: int) -> float:
+    ratios = [plain.seconds(first) / with_draft.seconds(first) for plain, with_draft in pairs]
+    return round(statistics.median(ratios), 3)
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 3)
+
+
+def _continue(engine: Engine, prompt: list[int], tokens: int) -> Timed:
+    """Continue one prompt alone and note when each token was there."""
+    engine.add(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
+    moments_s: list[float] = []
+    while True:
+        for output in engine.step():
+            moments_s += [time.perf_counter()] * len(output.token_ids)
+            if output.completion is not None:
+                return Timed(output.completion, [at - moments_s[0] for at in moments_s])
+
+
+def _prompts(engine: Engine, domain: str, count: int) -> list[list[int]]:
+    """Return the first `PROMPT_TOKENS` tokens of so many held-out documents."""
+    texts = (engine.tokenizer.encode(one.text) for one in documents(domain, "heldout"))
+    long_enough = (ids[:PROMPT_TOKENS] for ids in texts if len(ids) >= PROMPT_TOKENS)
+    return list(itertools.islice(long_enough, count))
