@@ -32,6 +32,7 @@ from engine.errors import RequestError, RoutingError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
 from engine.kernels.registry import bind
+from engine.model.moe import MoE
 from engine.model.ranges import give_ranges
 from engine.model.step import StageClock
 from engine.routing.speculation import Speculation
@@ -135,6 +136,13 @@ class Engine:
         if self._ranks is None:
             return {}
         return {rank: self._ranks.pid(rank) for rank in self._ranks.members}
+
+    @property
+    def moe(self) -> list[MoE]:
+        """The MoE layers of this process, for measurements; [] when others run the steps."""
+        if not isinstance(self._runner, Runner):
+            return []
+        return [module for module in self._runner.rank.model.modules() if isinstance(module, MoE)]
 
     @property
     def has_work(self) -> bool:

@@ -105,7 +105,7 @@ def run(
         for setting, config in _settings(model, max(batches)).items():
             with closing(Engine(config)) as engine:
                 if config.num_devices > 1:
-                    _replicate(engine)
+                    replicate(engine)
                 rows += _measure(engine, setting, WAYS, batches, steps, rounds)
         if draft is not None:
             rows += _with_draft(model, draft, batches, steps, rounds)
@@ -137,7 +137,7 @@ def _settings(model: Path, most: int) -> dict[str, EngineConfig]:
     return {"one copy": config(), "replicas": config(num_devices=DEVICES)}
 
 
-def _replicate(engine: Engine) -> None:
+def replicate(engine: Engine) -> None:
     """Give each device room for one copy more, as if the first experts were the busiest."""
     import numpy as np
 

@@ -20,6 +20,7 @@ from workbench.commands import (
     generate,
     kernels,
     lab,
+    levels,
     model,
     scale,
     serve,
@@ -59,6 +60,7 @@ app.command("start")(start.start)
 app.command("lab")(lab.lab)
 app.command("generate")(generate.generate)
 app.command("explain")(explain.explain)
+app.command("levels")(levels.levels)
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 app.command("serve")(serve.serve)
