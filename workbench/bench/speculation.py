@@ -95,7 +95,8 @@ def run(
             for domain in domains
         ]
         learned = drafting.stats().draft or {}
-    command = f"workbench bench speculation --tokens {tokens} --prompts {prompts} --rounds {rounds} --json"
+    options = f"--tokens {tokens} --prompts {prompts} --rounds {rounds}"
+    command = f"workbench bench speculation {options} --json"
     return report(rows, command) | {
         "draft": draft.name,
         "definition": DEFINITION,
