@@ -84,7 +84,7 @@ def start(
     require_packages()
     config = EngineConfig(
         model=paths.model_folder(model),
-        num_devices=devices or (1 if ranks > 1 else SHOWN_DEVICES),
+        num_devices=_devices(ranks) if devices is None else devices,
         num_ranks=ranks,
         num_threads=max(1, (os.cpu_count() or 2) // 2) if threads is None else threads,
     )
@@ -109,6 +109,11 @@ def start(
         with contextlib.suppress(Ended):
             say.note(f"{ended.name}: everything has ended")
     return 0
+
+
+def _devices(ranks: int) -> int:
+    """Return the logical devices where none are asked for."""
+    return 1 if ranks > 1 else SHOWN_DEVICES
 
 
 def _check(port: int, lab_port: int, running: int, seconds: float | None) -> None:

@@ -153,9 +153,12 @@ def test_jupyterlab_and_its_kernel_go_with_a_killed_parent(launch, tmp_path):
 
 
 def test_a_killed_parent_leaves_nothing_even_while_another_holds_its_pipe(launch):
-    """The pipe's end does not come then; the watch on the parent must."""
-    running = launch("--json", "--port", str(free_port()))
+    """The pipe's end does not come then; the watch on the parent must. Ranks end with it, too."""
+    running = launch("--json", "--port", str(free_port()), "--ranks", "2")
     running.ready()
+    running.wait_for_note("the engine runs")
+    running.note_family()
+    assert len(running.family) >= 4
     # Somebody else has the other end of the child's standard input.
     pipes = [Path(f"/proc/{running.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{running.pid}/fd")]
     child_stdin = os.readlink(f"/proc/{running.report['dashboard_pid']}/fd/0")
