@@ -23,6 +23,7 @@ Fault = Callable[[Any], Any]
 """Takes the value at the point and returns the value to go on with; may sleep, wait or raise."""
 
 POINTS: dict[str, str] = {
+    "embed.rows": "token ids (T,) and their vectors (T, D), before the first layer",
     "gate.logits": "the gate's logits (T, E) fp32, before any policy or selection",
     "gate.lock": "called with None before each gate decision; hold a lock or sleep to make it wait",
     "gate.capacity": "the rows each expert may take in a layer, while a capacity factor is set",
@@ -94,6 +95,7 @@ class Faults:
 
     __slots__ = tuple(point.replace(".", "_") for point in POINTS)
 
+    embed_rows: Fault | None
     gate_logits: Fault | None
     gate_lock: Fault | None
     gate_capacity: Fault | None

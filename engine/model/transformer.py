@@ -22,7 +22,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, parts: Parts, num_positions: int) -> None:
         """Build the model with blank parameters; `num_positions` bounds the rotary tables."""
         super().__init__()
-        self.config, self.ops = config, parts.ops
+        self.config, self.ops, self.faults = config, parts.ops, parts.faults
         self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = Rotary(config.head_dim, config.rope_theta, num_positions)
         self.layers = nn.ModuleList(
@@ -36,6 +36,8 @@ class Transformer(nn.Module):
     def forward(self, cache: KVCache, step: StepContext) -> Tensor:
         """Run T rows through all layers; returns (T, D) before the final norm."""
         x_TD: Tensor = self.embed(step.token_ids_T)
+        if (fault := self.faults.embed_rows) is not None:
+            x_TD = fault((step.token_ids_T, x_TD))
         step.rotary = self.rotary(step.positions_T)
         step.places = cache.places(step.slots_T)
         step.clock.mark("embed")
