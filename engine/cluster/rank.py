@@ -109,8 +109,7 @@ class Rank:
         clock.mark("head")
         tokens = self.sample(logits_BV, work.spans)
         clock.mark("sample")
-        last = [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
-        return Outcome(step, tokens, logits_BV, last)
+        return Outcome(step, tokens, logits_BV, _last_experts(step))
 
     def sample(self, logits_BV: Tensor, spans: Sequence[Span]) -> list[int]:
         """Choose the token after each span that draws one, and after each of its proposals."""
@@ -144,9 +143,14 @@ class Rank:
         drawn, format = outcome.tokens, self.config.number_format
         return row_records(outcome.step, work.spans, drawn, self._gates, format)
 
-    def all_logits(self, work: Work, table: RoutingTable) -> Tensor:
-        """Run `work` and return the (T, V) logits of every row, sampling nothing."""
-        return self.model.head(self.model(self.cache, self._prepare(work, table, StageClock())))
+    def all_logits(self, work: Work, table: RoutingTable) -> tuple[Tensor, list[Int64]]:
+        """Run `work`, sampling nothing.
+
+        Returns:
+            the (T, V) logits of every row, and what `Outcome.last_experts` says.
+        """
+        step = self._prepare(work, table, StageClock())
+        return self.model.head(self.model(self.cache, step)), _last_experts(step)
 
     def _prepare(self, work: Work, table: RoutingTable, clock: StageClock) -> StepContext:
         self.cache.clear(work.fresh_blocks)
@@ -182,7 +186,7 @@ class Rank:
         return Smoother(smoothing, [len(span.token_ids) for span in spans], ages_SLE.to(device))
 
     def _last_rows(self, spans: Sequence[Span]) -> Tensor:
-        """Return the rows that draw a token: each such span's last one, or all from its last own."""
+        """Return the rows that draw a token: a span's last one, with drafts all from its own."""
         rows: list[int] = []
         end = 0
         for span in spans:
@@ -190,6 +194,10 @@ class Rank:
             if span.draw:
                 rows += range(end - 1 - span.num_drafts, end)
         return torch.tensor(rows, dtype=torch.int64, device=self.model.embed.weight.device)
+
+
+def _last_experts(step: StepContext) -> list[Int64]:
+    return [] if step.smoother is None else list(step.smoother.ages_SLE.cpu().numpy())
 
 
 def target_of(config: EngineConfig, model: ModelConfig) -> Target:

@@ -275,7 +275,7 @@ class Engine:
     def logits(self, prompt: str | SequenceOf[int]) -> np.ndarray:
         """Run one prompt alone and return the (T, V) fp32 logits of every position.
 
-        Bans, forced experts and biases hold; smoothing, which needs a sequence that runs, does not.
+        The policy in force holds: bans, forced experts, biases, smoothing, capacity.
 
         Raises:
             RequestError: the prompt cannot be admitted, or other requests are under way.

@@ -96,7 +96,9 @@ class Runner:
     def all_logits(self, schedule: Schedule, terms: Terms) -> Tensor:
         """Run `schedule` and return the (T, V) logits of every row, sampling nothing."""
         work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), terms)
-        return self.rank.all_logits(work, terms.table)
+        logits_TV, last_experts = self.rank.all_logits(work, terms.table)
+        keep_experts(schedule.chunks, last_experts)
+        return logits_TV
 
 
 def work_of(chunks: Iterable[Chunk], fresh_blocks: list[int], terms: Terms) -> Work:

@@ -59,7 +59,8 @@ class Sequence:
     logprobs: list[Logprobs] = field(default_factory=list)
     extra_rows: Counter[str] = field(default_factory=Counter)
     last_experts: tuple[Position, Int64] | None = None
-    """While smoothing is on: a token's position and the (L, K) experts it used."""
+    """While smoothing is on: a token's position, and (L, E) how many tokens before the next one
+    each expert was last used."""
     logits_hash: _Hash | None = None
     draft: DraftState | None = None
     """What its draft knows; None without one."""

@@ -149,6 +149,67 @@ def rebalance(
         raise typer.Exit(1)
 
 
+@app.command()
+def smoothing(
+    *,
+    strengths: Annotated[
+        str, typer.Option(metavar="B,B,…", help="Bonuses on a logit; 0 is measured in any case.")
+    ] = "0.25,0.5,1,2",
+    window: Annotated[int, typer.Option(help="Tokens an expert is remembered.")] = 1,
+    decay: Annotated[float, typer.Option(help="Factor for every further token.")] = 1.0,
+    requests: Annotated[int, typer.Option(help="Prompts that run together.")] = 16,
+    tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 32,
+    texts: Annotated[int, typer.Option(help="Held-out texts of each domain that are read.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Repetitions of the speeds.")] = 3,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    as_json: JsonOption = False,
+) -> None:
+    """What a bonus for experts used lately does to jumps, traffic, balance, output and speed."""
+    from workbench.bench.smoothing import run
+
+    report = run(
+        paths.model_folder(model),
+        strengths=_strengths(strengths),
+        window=window,
+        decay=decay,
+        requests=requests,
+        tokens=tokens,
+        texts=texts,
+        rounds=rounds,
+    )
+    if as_json:
+        print_json(report)
+    else:
+        _show_smoothing(report)
+
+
+def _strengths(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--strengths ({text}) must read B,B,… with numbers from 0 to 100."
+        ) from None
+
+
+def _show_smoothing(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    names = [name for name in report["rows"][0] if name not in ("window", "decay")]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in report["rows"]:
+        table.add_row(*(str(row[name]) for name in names))
+    console.print(table)
+    for name, formula in report["formulas"].items():
+        console.print(Text(f"{name}: {formula}"), style="dim")
+
+
 def _show_recovery(report: dict[str, Any]) -> None:
     for number, row in enumerate(report["rows"], 1):
         print(
