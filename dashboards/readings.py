@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,6 +148,37 @@ def overhead(share: float | None) -> dict[str, str]:
         "overhead_words": f"{look.symbol} {look.word}" if look else "no steps in the last 5 s",
         "overhead_class": f"tone-{look.tone}" if look else "",
         "overhead_track": f"track tone-{look.tone}" if look else "track",
+    }
+
+
+LEVEL_WORDS = {
+    "expert": "experts",
+    "precision": "number formats",
+    "model": "drafts",
+    "device": "devices",
+}
+SMALL_BATCH = 8
+"""Rows a step below which deciding is dear by its nature."""
+
+
+def overhead_levels(meta: Mapping[str, Any]) -> str:
+    """Say what each level that decided took of a step: "experts 4.1 %, devices 1.2 %"."""
+    shares = meta.get("level_share") or {}
+    return ", ".join(
+        f"{LEVEL_WORDS[level]} {percent(share)} %" for level, share in shares.items() if share > 0
+    )
+
+
+def overhead_why(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Say in short and in full why the overhead is above a mark, where small steps are why."""
+    share, rows = meta.get("overhead_share"), meta.get("rows_per_step")
+    if share is None or rows is None or overhead_state(share) == "within" or rows >= SMALL_BATCH:
+        return {"overhead_why": "", "overhead_lesson": ""}
+    few = f"{number(rows, 1 if rows != round(rows) else 0)} row{'' if rows == 1 else 's'} a step"
+    return {
+        "overhead_why": f"Small batch: {few}.",
+        "overhead_lesson": f"Small batch, {few}: deciding costs one row nearly as much as thirty, "
+        "so alone it costs a large share. With more requests at once the share falls.",
     }
 
 

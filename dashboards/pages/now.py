@@ -192,6 +192,8 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
         "p50_spark": readings.spark_path(p.step_p50_ms for p in snapshot.history),
         "steps": readings.number(meta["steps_per_s"] if alive else None),
         **readings.overhead(share),
+        "overhead_levels": readings.overhead_levels(meta) if alive else "",
+        **readings.overhead_why(meta if alive else {}),
     }
 
 

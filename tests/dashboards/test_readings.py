@@ -101,6 +101,28 @@ def test_overhead_is_judged_by_the_5_and_10_per_cent_rule(share, words, tone):
     assert width == pytest.approx(min(100, 100 * share / 0.15), abs=0.06)
 
 
+@pytest.mark.parametrize(
+    ("share", "rows", "said"),
+    [
+        (0.12, 1.0, "1 row a step"),
+        (0.07, 2.5, "2.5 rows a step"),
+        (0.12, 8.0, ""),
+        (0.04, 1.0, ""),
+        (None, None, ""),
+    ],
+)
+def test_an_alarm_is_explained_where_a_small_batch_is_the_reason(share, rows, said):
+    why = readings.overhead_why({"overhead_share": share, "rows_per_step": rows})
+    assert (said in why["overhead_why"]) and bool(why["overhead_why"]) == bool(said)
+    assert ("nearly as much as thirty" in why["overhead_lesson"]) == bool(said)
+
+
+def test_each_level_that_decided_is_named_with_its_share():
+    shares = {"expert": 0.041, "precision": 0.0, "model": 0.0, "device": 0.012}
+    assert readings.overhead_levels({"level_share": shares}) == "experts 4.1 %, devices 1.2 %"
+    assert readings.overhead_levels({"level_share": {}}) == ""
+
+
 def test_without_a_step_there_is_no_overhead():
     said = readings.overhead(None)
     assert said["overhead"] == readings.NOTHING and said["overhead_class"] == ""

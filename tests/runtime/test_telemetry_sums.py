@@ -49,6 +49,11 @@ def test_rates_latency_and_overhead_have_their_formulas():
     assert meta["rows_per_s"] == pytest.approx(30.0)
     assert meta["step_p50_ms"] == pytest.approx(10.0)
     assert meta["overhead_share"] == pytest.approx((0.2 + 0.1 + 0.3) / 10.0)
+    assert meta["level_share"] == pytest.approx(
+        {"expert": 0.02, "precision": 0.0, "model": 0.0, "device": 0.04}
+    )
+    assert sum(meta["level_share"].values()) == pytest.approx(meta["overhead_share"])
+    assert meta["rows_per_step"] == 3
     assert meta["stage_ms"]["attention"] == pytest.approx(6.0)
     assert (meta["num_running"], meta["num_waiting"]) == (3, 2)
     assert meta["idle_s"] == pytest.approx(0.09)

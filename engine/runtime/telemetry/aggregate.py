@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engine.events import (
     CAUSES,
+    LEVELS,
     ROUTING_STAGES,
     STAGES,
     ControlEvent,
@@ -280,16 +281,22 @@ class Aggregator:
         """Return latency, stage times and overhead over the step window; None without steps."""
         if not self._steps:
             return {"step_p50_ms": None, "step_p95_ms": None, "overhead_share": None,
-                    "stage_ms": {}}  # fmt: skip
+                    "level_share": {}, "rows_per_step": None, "stage_ms": {}}  # fmt: skip
         durations = np.array([step.duration_ms for step in self._steps])
         stages = np.array([step.stage_ms for step in self._steps])
         p50, p95 = np.percentile(durations, (50, 95)).tolist()
-        deciding = stages[:, [STAGES.index(stage) for stage in ROUTING_STAGES]].sum()
+        spent = dict(zip(STAGES, stages.sum(axis=0).tolist(), strict=True))
+        deciding = sum(spent[stage] for stage in ROUTING_STAGES)
         whole = float(durations.sum())
         return {
             "step_p50_ms": p50,
             "step_p95_ms": p95,
-            "overhead_share": float(deciding) / whole if whole > 0 else 0.0,
+            "overhead_share": deciding / whole if whole > 0 else 0.0,
+            "level_share": {
+                level: sum(spent[stage] for stage in own) / whole if whole > 0 else 0.0
+                for level, own in LEVELS.items()
+            },
+            "rows_per_step": sum(step.num_rows for step in self._steps) / len(self._steps),
             "stage_ms": dict(zip(STAGES, stages.mean(axis=0).tolist(), strict=True)),
         }
 
