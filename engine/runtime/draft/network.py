@@ -22,7 +22,10 @@ from engine.faults import Faults
 from engine.kernels.dense import by_columns
 from engine.kernels.registry import Target, bind
 from engine.model.layers import Rotary
+from engine.runtime.draft.single import SingleLayer, SingleRow, single_layer
 
+FEW_ROWS = 3
+"""So many rows of one sequence are faster one by one."""
 GROWTH = 128
 """Positions by which a sequence's keys and values grow."""
 
@@ -30,11 +33,13 @@ GROWTH = 128
 class Memory:
     """Keys and values of one sequence, (L, Hkv, positions, hd) each, for its first tokens."""
 
-    __slots__ = ("keys", "length", "values")
+    __slots__ = ("arrays", "keys", "length", "values")
 
     def __init__(self, config: ModelConfig) -> None:
         shape = (config.num_layers, config.num_kv_heads, 0, config.head_dim)
         self.keys, self.values = torch.empty(shape), torch.empty(shape)
+        self.arrays = (self.keys.numpy(), self.values.numpy())
+        """Both, as numpy sees them."""
         self.length = 0
         """Tokens whose keys and values are held."""
 
@@ -47,6 +52,7 @@ class Memory:
                 new = old.new_empty(*old.shape[:2], wider, old.shape[3])
                 new[:, :, : self.length] = old[:, :, : self.length]
                 setattr(self, name, new)
+            self.arrays = (self.keys.numpy(), self.values.numpy())
 
     def roll_back(self, length: int) -> None:
         """Forget all tokens from position `length` on."""
@@ -81,6 +87,11 @@ class _Layer:
             )
         )
 
+    def single(self, cos_P1d: Tensor, sin_P1d: Tensor) -> SingleLayer:
+        """Return the same layer for one row at a time."""
+        weights = (self.qkv, self.out, self.gate_up, self.down)
+        return single_layer(weights, self.qk_norm_Hd, cos_P1d, sin_P1d)
+
 
 class DraftNetwork:
     """A dense model in the Qwen3 layout, for one or few rows at a time."""
@@ -104,6 +115,13 @@ class DraftNetwork:
         rotary = Rotary(config.head_dim, config.rope_theta, num_positions)
         self.cos, self.sin = rotary.cos.unsqueeze(1), rotary.sin.unsqueeze(1)
         self.eps = torch.tensor(config.rms_norm_eps)
+        self.single = SingleRow(
+            self.embed_VD,
+            self.head_VD,
+            [layer.single(self.cos, self.sin) for layer in self.layers],
+            (config.num_heads, config.num_kv_heads),
+            config.rms_norm_eps,
+        )
 
     def remember(self) -> Memory:
         """Return the memory of a new sequence."""
@@ -111,10 +129,20 @@ class DraftNetwork:
 
     def run(self, feeds: Sequence[Feed]) -> Tensor:
         """Take in each sequence's next tokens; returns (B, V) logits after the last of each."""
+        if len(feeds) == 1 and len(feeds[0].token_ids) <= FEW_ROWS:
+            return self._run_few(feeds[0].memory, feeds[0].token_ids)
         hidden_TD, last_rows = self._hidden(feeds)
         if last_rows is not None:
             hidden_TD = hidden_TD.index_select(0, last_rows)
         return F.linear(self._norm(hidden_TD), self.head_VD)
+
+    def _run_few(self, memory: Memory, token_ids: Sequence[int]) -> Tensor:
+        """Take in few tokens one by one; returns (1, V)."""
+        memory.make_room(memory.length + len(token_ids))
+        for token_id in token_ids:
+            x_D = self.single.run(token_id, memory.length, *memory.arrays)
+            memory.length += 1
+        return torch.from_numpy(self.single.logits(x_D))[None]
 
     def read(self, token_ids: Sequence[int], count: int) -> Tensor:
         """Read tokens as a text of their own; returns (count, V): what it expected the last to be.
