@@ -29,6 +29,7 @@ POINTS: dict[str, str] = {
     "gate.capacity": "the rows each expert may take in a layer, while a capacity factor is set",
     "dispatch.send": "rows (R, D) on their way to the experts, ordered by physical expert",
     "experts.compute": "the experts' output rows (R, D), before combine",
+    "experts.prepare": "a layer's moved experts (gate_up, down), before kernels' state is made of them",
     "weights.load": "each tensor read from the checkpoint, before it is copied",
     "table.publish": "the routing table about to be published",
     "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
@@ -101,6 +102,7 @@ class Faults:
     gate_capacity: Fault | None
     dispatch_send: Fault | None
     experts_compute: Fault | None
+    experts_prepare: Fault | None
     weights_load: Fault | None
     table_publish: Fault | None
     table_unsafe_publish: Fault | None

@@ -134,6 +134,10 @@ class Experts(nn.Module):
         """Make all the state of other experts, (S, 2F, D) and (S, D, F), for `replace`."""
         weights = ExpertWeights(gate_up, down, self.ops.prepare_experts)
         weights.refresh()
+        if (fault := self.faults.experts_prepare) is not None:
+            made = ExpertWeights(*fault((gate_up, down)), self.ops.prepare_experts)
+            made.refresh()
+            weights.prepared = made.prepared
         return weights
 
     def replace(self, weights: ExpertWeights) -> None:
