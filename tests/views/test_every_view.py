@@ -17,6 +17,7 @@ from workbench.views import (
     batch,
     devices,
     domains,
+    drafts,
     jumps,
     load,
     overhead,
@@ -31,6 +32,7 @@ View = Callable[..., pd.DataFrame]
 VIEWS: dict[str, tuple[View, dict]] = {
     "expert_load": (views.expert_load, load.LOAD_COLUMNS),
     "domain_load": (views.domain_load, domains.DOMAIN_COLUMNS),
+    "draft_acceptance": (views.draft_acceptance, drafts.DRAFT_COLUMNS),
     "device_load": (views.device_load, devices.DEVICE_LOAD_COLUMNS),
     "device_traffic": (views.device_traffic, traffic.TRAFFIC_COLUMNS),
     "token_experts": (views.token_experts, tokens.TOKEN_COLUMNS),

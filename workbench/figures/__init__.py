@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from workbench.figures.balance import load_balance
 from workbench.figures.domains import domain_load
+from workbench.figures.drafts import draft_acceptance
 from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
@@ -26,6 +27,7 @@ __all__ = [
     "device_load",
     "device_traffic",
     "domain_load",
+    "draft_acceptance",
     "expert_load",
     "jump_rate",
     "load_balance",

@@ -18,6 +18,7 @@ from workbench.views.balance import BALANCE_FORMULAS, load_balance, measures
 from workbench.views.batch import overhead_by_batch
 from workbench.views.devices import device_load
 from workbench.views.domains import domain_load
+from workbench.views.drafts import draft_acceptance
 from workbench.views.jumps import jump_rate
 from workbench.views.load import expert_load
 from workbench.views.overhead import (
@@ -44,6 +45,7 @@ __all__ = [
     "device_load",
     "device_traffic",
     "domain_load",
+    "draft_acceptance",
     "expert_load",
     "jump_rate",
     "load_balance",
