@@ -29,7 +29,7 @@ POINTS: dict[str, str] = {
     "gate.capacity": "the rows each expert may take in a layer, while a capacity factor is set",
     "dispatch.send": "rows (R, D) on their way to the experts, ordered by physical expert",
     "experts.compute": "the experts' output rows (R, D), before combine",
-    "experts.prepare": "a layer's moved experts (gate_up, down), before kernels' state is made of them",
+    "experts.prepare": "moved experts (gate_up, down) of a layer, before kernels make of them",
     "weights.load": "each tensor read from the checkpoint, before it is copied",
     "table.publish": "the routing table about to be published",
     "table.unsafe_publish": "whether a table passed its canary on the ranks; True keeps a bad one",
