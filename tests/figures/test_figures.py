@@ -32,7 +32,7 @@ def test_the_load_map_has_a_line_a_layer_and_a_word_a_cell():
     assert cells.text.tolist()[0] == ["3.0×", "1.0×", "idle", "idle"]
     assert cells.customdata[1, 3].tolist() == [5, 3, 2, 0.5, 2]
     assert list(figure.layout.yaxis.ticktext) == ["2", "5"]
-    assert "expert 0 of layer 2 with 3.00 × its uniform share" in subtitle(figure)
+    assert "expert 0 of layer 2 with 3.00 × its fair share" in subtitle(figure)
 
 
 def test_a_large_map_is_drawn_without_words_but_with_every_number():
@@ -88,7 +88,7 @@ def test_traffic_is_drawn_from_home_down_to_device_across_with_the_home_marked()
     assert cells.z.tolist() == [[3, 1], [2, 0]]
     assert cells.text.tolist() == [["⌂ 3", "1"], ["2", "⌂ 0"]]
     assert len(figure.layout.shapes) == 2
-    assert "50.0 % of 6 pairs leave home, 2.25 KiB one way (modelled)" in subtitle(figure)
+    assert "50.0 % of 6 slots leave home, 2.25 KiB one way (modelled)" in subtitle(figure)
 
 
 def test_bytes_carry_their_own_label_and_unknown_tables_a_question_mark():
@@ -96,7 +96,7 @@ def test_bytes_carry_their_own_label_and_unknown_tables_a_question_mark():
     figure = figures.device_traffic(table, quantity="bytes")
     assert "◇ modelled" in subtitle(figure) and "recorded" not in subtitle(figure)
     assert list(figure.layout.xaxis.ticktext) == ["0", "1", "?"]
-    assert "2 pairs under a table that is not known (?)" in subtitle(figure)
+    assert "2 slots under a table that is not known (?)" in subtitle(figure)
     with pytest.raises(ConfigError, match=r"'bits'.*rows, tokens, bytes"):
         figures.device_traffic(table, quantity="bits")
 

@@ -132,7 +132,7 @@ MEASURES: dict[str, Measure] = {
     "experts_per_token": Measure(experts_per_token, "experts", "experts sent to / (rows x layers)"),
     "rows_per_s": Measure(rows_per_s, "rows/s", "token rows / seconds"),
     "expert_load": Measure(
-        expert_load, "×", "rows of the expert / (rows of its layer / number of experts)"
+        expert_load, "×", "slots of the expert / (slots of its layer / number of experts)"
     ),
     "overlap": Measure(overlap, "share", "sum over experts of the smaller of both domains' shares"),
     "domain_share": Measure(domain_share, "share", "rows of the domain / newest rows"),

@@ -50,7 +50,7 @@ def load_balance(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
         panel_height=190,
         gap=150,
         head=200,
-        note=f"n: (row, slot) pairs of each {per}; X: number of {per}s",
+        note=f"n: slots of each {per}; X: number of {per}s",
         horizontal_spacing=0.07,
     )
     figure.update_annotations(align="left")

@@ -176,7 +176,7 @@ def load_bar(theme: str, unit: str) -> dict[str, Any]:
     return {
         "title": {"text": unit, "side": "right", "font": {"color": own["muted"], "size": 13}},
         "tickvals": [0, 1, 2, 3, 4],
-        "ticktext": ["0", "1 = uniform", "2", "3", "≥ 4"],
+        "ticktext": ["0", "1 = fair", "2", "3", "≥ 4"],
         "tickfont": {"color": own["muted"], "size": 12},
         "thickness": 12,
         "outlinewidth": 0,

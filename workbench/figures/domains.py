@@ -38,12 +38,12 @@ def domain_load(
     shown = chosen_layers(frame, layers)
     domains = themes.domain_order(frame["domain"])
     figure, places = panels(
-        "Load of each expert by domain, in multiples of its uniform share",
+        "Load of each expert by domain, in multiples of its fair share",
         _finding(frame),
         frame,
         theme,
         [f"layer {layer}" for layer in shown],
-        note="load = rows of the expert / (rows of the domain in the layer / number of experts)",
+        note="load = slots of the expert / (slots of the domain in the layer / number of experts)",
         panel_height=max(120, min(420, 29 * len(domains))),
         horizontal_spacing=0.06,
         shared_yaxes=True,
@@ -53,7 +53,7 @@ def domain_load(
         own = frame[frame["layer"] == layer]
         grid = own.pivot(index="domain", columns="expert", values="load").loc[domains]
         lines = keyed(own, "domain", "expert")
-        bar = load_bar(theme, "× uniform share") if (row, col) == (1, 1) else None
+        bar = load_bar(theme, "× fair share") if (row, col) == (1, 1) else None
         figure.add_trace(
             heat(
                 grid.to_numpy(),
@@ -91,7 +91,7 @@ def _finding(frame: pd.DataFrame) -> str:
     return (
         f"most specialised: expert {top['expert']} of layer {top['layer']} runs "
         f"{percent(top['share'], 0)} of {themes.domain_name(top['domain'])}, "
-        f"{top['load']:.1f} × uniform and {top['lift']:.1f} × its load over all domains"
+        f"{top['load']:.1f} × its fair share and {top['lift']:.1f} × its load over all domains"
     )
 
 
@@ -99,7 +99,7 @@ def _hover(line: Line) -> str:
     return (
         f"<b>{themes.domain_name(line['domain'])}, layer {line['layer']}, "
         f"expert {line['expert']}</b><br>"
-        f"{line['load']:.3f} × uniform share<br>{line['lift']:.3f} × its load over all domains<br>"
-        f"{percent(line['share'], 2)} of the domain's pairs<br>"
-        f"{whole(line['rows'])} (row, slot) pairs"
+        f"{line['load']:.3f} × fair share<br>{line['lift']:.3f} × its load over all domains<br>"
+        f"{percent(line['share'], 2)} of the domain's slots<br>"
+        f"{whole(line['rows'])} slots"
     )

@@ -41,7 +41,7 @@ def device_load(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
 def _map(frame: pd.DataFrame, unit: str, theme: str) -> go.Figure:
     layers = sorted(set(frame["layer"].tolist()))
     figure = sheet(
-        f"Load of each {unit} by layer, in multiples of its uniform share",
+        f"Load of each {unit} by layer, in multiples of its fair share",
         _finding(frame, unit),
         frame,
         theme,
@@ -61,11 +61,11 @@ def _map(frame: pd.DataFrame, unit: str, theme: str) -> go.Figure:
             numbers_YXC=numbers.reshape(*grid.shape, len(names)),
             hovertemplate=(
                 f"<b>layer %{{customdata[0]}}, {unit} %{{customdata[1]}}</b><br>"
-                "%{customdata[2]:.3f} × uniform share<br>%{customdata[3]:.2%} of the layer<br>"
-                "%{customdata[4]:,} (row, slot) pairs<extra></extra>"
+                "%{customdata[2]:.3f} × fair share<br>%{customdata[3]:.2%} of the layer<br>"
+                "%{customdata[4]:,} slots<extra></extra>"
             ),
             top=themes.LOAD_TOP,
-            colorbar=load_bar(theme, "× uniform share"),
+            colorbar=load_bar(theme, "× fair share"),
         )
     )
     every = max(1, len(layers) // 16)
@@ -95,13 +95,13 @@ def _finding(frame: pd.DataFrame, unit: str) -> str:
     rows = float(frame.groupby("layer")["rows"].sum().max())
     return (
         f"busiest: {unit} {busiest[unit]} of layer {busiest['layer']} with "
-        f"{busiest['load']:.2f} × its uniform share, {percent(busiest['share'])} of the layer · "
-        f"{idle} idle · {whole(rows)} (row, slot) pairs a layer"
+        f"{busiest['load']:.2f} × its fair share, {percent(busiest['share'])} of the layer · "
+        f"{idle} idle · {whole(rows)} slots a layer"
     )
 
 
 def load_word(load: float) -> str:
-    """Say a load in a cell: idle, or a multiple of the uniform share."""
+    """Say a load in a cell: idle, or a multiple of the fair share."""
     if load != load:
         return ""
     return "idle" if load == 0 else f"{load:.1f}×"

@@ -64,7 +64,7 @@ def _bars(means: pd.DataFrame, column: str, theme: str) -> go.Bar:
             f"<b>rank {line['rank']}: {words}</b><br>"
             f"{line[column]:,.3f} of {line['ms']:,.3f} ms a step<br>"
             f"{percent(line['utilisation'])} utilised<br>"
-            f"{whole(line['rows'])} (row, slot) pairs a step<br>"
+            f"{whole(line['rows'])} slots a step<br>"
             f"{size(line['num_bytes'])} in {whole(line['messages'])} messages sent a step"
             for line in records(means)
         ],

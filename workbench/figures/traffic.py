@@ -28,7 +28,7 @@ MAX_WORDED = 10
 """Maps of more devices than this are drawn without numbers."""
 
 QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "rows": ("(row, slot) pairs", whole),
+    "rows": ("slots", whole),
     "tokens": ("rows, one copy a device", whole),
     "bytes": ("bytes, one way", size),
 }
@@ -157,7 +157,7 @@ def _hover(line: Line | None) -> str:
     way = "crosses" if line["crosses"] else "stays at home"
     return (
         f"<b>layer {line['layer']}: home {line['home']} to {to}</b> ({way})<br>"
-        f"{whole(line['rows'])} (row, slot) pairs, {line['label']}<br>"
+        f"{whole(line['rows'])} slots, {line['label']}<br>"
         f"{whole(line['tokens'])} rows, one copy a device<br>"
         f"{size(line['bytes'])} one way, {line['bytes_label']}"
     )
@@ -168,13 +168,13 @@ def _finding(frame: pd.DataFrame) -> str:
     if not rows:
         return "no rows"
     crossing = frame[frame["crosses"]]
-    text = f"{percent(float(crossing['rows'].sum()) / rows)} of {whole(rows)} pairs leave home"
+    text = f"{percent(float(crossing['rows'].sum()) / rows)} of {whole(rows)} slots leave home"
     if frame["bytes"].notna().any():
         words = " + ".join(sorted(set(frame["bytes_label"])))
         text += f", {size(float(crossing['bytes'].sum()))} one way ({words})"
     unknown = float(frame[frame["device"] < 0]["rows"].sum())
     if unknown:
-        text += f" · {whole(unknown)} pairs under a table that is not known (?)"
+        text += f" · {whole(unknown)} slots under a table that is not known (?)"
     return text
 
 

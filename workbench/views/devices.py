@@ -1,4 +1,4 @@
-"""How much work does each device get? And: on which device did each (row, slot) pair run?
+"""How much work does each device get? And: on which device did each slot of a row run?
 
 A trace carries the physical expert of every pair. Where that one lives is known for the table the
 engine started with and for every later table whose publication is in the trace; a caller may give
@@ -24,15 +24,15 @@ UNKNOWN = -2
 """A physical expert whose place is not known; tables show device -1 for it."""
 
 DEVICE_LOAD_FORMULA = (
-    "load = rows on the device / (rows of the layer on known devices / number of devices)"
+    "load = slots on the device / (slots of the layer on known devices / number of devices)"
 )
 
 DEVICE_LOAD_COLUMNS = {
     "layer": Column("int64", "the model's layer number"),
     "device": Column("int64", "device whose experts ran the rows"),
-    "rows": Column("int64", "(row, slot) pairs run there"),
+    "rows": Column("int64", "slots run there"),
     "share": Column("float64", "rows / rows of the layer, 0 to 1; NaN in a layer without rows"),
-    "load": Column("float64", "share x devices; 1 is the uniform share, 0 an idle device"),
+    "load": Column("float64", "share x devices; 1 is the fair share, 0 an idle device"),
     "label": LABEL,
 }
 

@@ -12,15 +12,17 @@ from workbench.views.load import LOAD_FORMULA, load_values, shares
 from workbench.views.rows import ACCEPTED, chosen_rows, row_domains
 from workbench.views.tidy import LABEL, Column, join, table
 
-DOMAIN_FORMULA = f"{LOAD_FORMULA}, over the rows of one domain; lift = load / load over all domains"
+DOMAIN_FORMULA = (
+    f"{LOAD_FORMULA}, over the slots of one domain; lift = load / load over all domains"
+)
 
 DOMAIN_COLUMNS = {
     "domain": Column("str", 'label of the request; "" where it had none or is not known'),
     "layer": Column("int64", "the model's layer number"),
     "expert": Column("int64", "logical expert"),
-    "rows": Column("int64", "(row, slot) pairs of the domain that chose the expert"),
+    "rows": Column("int64", "slots of the domain that chose the expert"),
     "share": Column("float64", "rows / rows of the domain in the layer, 0 to 1; NaN without rows"),
-    "load": Column("float64", "share x experts; 1 is the uniform share, at most E / K"),
+    "load": Column("float64", "share x experts; 1 is the fair share, at most E / K"),
     "lift": Column("float64", "load / load over all domains; NaN where nobody chose the expert"),
     "label": LABEL,
 }

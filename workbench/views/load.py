@@ -13,14 +13,14 @@ from workbench.trace.trace import Trace, count_ids
 from workbench.views.rows import ACCEPTED, chosen_rows
 from workbench.views.tidy import LABEL, Column, table
 
-LOAD_FORMULA = "load = rows of the expert / (rows of its layer / number of experts)"
+LOAD_FORMULA = "load = slots of the expert / (slots of its layer / number of experts)"
 
 LOAD_COLUMNS = {
     "layer": Column("int64", "the model's layer number"),
     "expert": Column("int64", "logical expert"),
-    "rows": Column("int64", "(row, slot) pairs that chose the expert"),
+    "rows": Column("int64", "slots that chose the expert; a row has top_k"),
     "share": Column("float64", "rows / rows of the layer, 0 to 1; NaN in a layer without rows"),
-    "load": Column("float64", "share x experts; 1 is the uniform share, at most E / K"),
+    "load": Column("float64", "share x experts; 1 is the fair share, at most E / K"),
     "label": LABEL,
 }
 

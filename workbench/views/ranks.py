@@ -16,7 +16,7 @@ RANK_COLUMNS = {
     "time_s": Column("float64", "seconds since the epoch at the start of the step"),
     "rank": Column("int64", "who measured this"),
     "mode": Column("str", "how rows were exchanged, one of engine.config.EXCHANGES"),
-    "rows": Column("int64", "(row, slot) pairs its experts ran, over all layers"),
+    "rows": Column("int64", "slots its experts ran, over all layers"),
     "num_bytes": Column("int64", "bytes it sent to other ranks: rows, results and counts"),
     "messages": Column("int64", "messages it sent to other ranks"),
     "busy_ms": Column("float64", "milliseconds of the step without both waits"),

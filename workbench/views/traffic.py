@@ -26,7 +26,7 @@ TRAFFIC_COLUMNS = {
     "layer": Column("int64", "the model's layer number"),
     "home": Column("int64", "device whose attention owns the token; -1: out of range"),
     "device": Column("int64", "device of the expert; -1: the table of that version is not known"),
-    "rows": Column("int64", "(row, slot) pairs, as dispatch moves them"),
+    "rows": Column("int64", "slots, as dispatch moves them"),
     "tokens": Column("int64", "rows with at least one expert there: what one copy a device sends"),
     "bytes": Column("float64", "rows in bytes, one way; NaN without hidden_size"),
     "crosses": Column("bool", "whether the device is another than the home"),
