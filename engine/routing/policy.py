@@ -96,12 +96,12 @@ class RoutingPolicy:
         Raises:
             RoutingError: a number is out of range.
         """
-        lean = Smoothing(float(bonus), window, float(decay))
+        lean = Smoothing(bonus, window, decay)
         return replace(
             self,
-            smoothing=lean.strength,
+            smoothing=float(lean.strength),
             smoothing_window=lean.window,
-            smoothing_decay=lean.decay,
+            smoothing_decay=float(lean.decay),
         )
 
     def limited(self, factor: float | None) -> RoutingPolicy:

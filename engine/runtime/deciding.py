@@ -9,7 +9,7 @@ router. A step of one row is often above: deciding costs nearly as much for one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,18 @@ class Deciding:
 
     step_ms: float = 0.0
     level_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0.0))
-    dropped: int = 0
-    """(token, expert) slots that found no room, over all layers."""
+    dropped: list[int] = field(default_factory=list)
+    """By MoE layer: (token, expert) slots that found no room; [] while none was limited."""
     look_ups: tuple[int, int] = (0, 0)
     """Answers found in tables, and not found."""
 
-    def add(self, spent_ms: Mapping[str, float], step_ms: float) -> None:
-        """Take one step: milliseconds by stage, and of the whole."""
+    def add(
+        self, spent_ms: Mapping[str, float], step_ms: float, dropped: Sequence[int] = ()
+    ) -> None:
+        """Take one step: milliseconds by stage and of the whole, and dropped slots by MoE layer."""
+        if dropped:
+            sums = self.dropped or [0] * len(dropped)
+            self.dropped = [one + more for one, more in zip(sums, dropped, strict=True)]
         self.step_ms += step_ms
         for level, stages in LEVELS.items():
             for stage in stages:

@@ -224,8 +224,7 @@ class Engine:
         self._steps += 1
         self._bad_rows += result.bad_rows
         duration_ms = (time.perf_counter_ns() - clock.began_ns) / 1e6
-        self._deciding.add(clock.spent_ms(), duration_ms)
-        self._deciding.dropped += sum(result.dropped)
+        self._deciding.add(clock.spent_ms(), duration_ms, result.dropped)
         self._deciding.look_ups = result.look_ups
         self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
 
@@ -345,7 +344,7 @@ class Engine:
             num_free_blocks=sum(pool.num_free for pool in scheduler.pools),
             num_blocks=sum(pool.num_blocks for pool in scheduler.pools),
             bad_rows=self._bad_rows,
-            dropped_slots=self._deciding.dropped,
+            dropped_slots=tuple(self._deciding.dropped),
             deciding=self._deciding.as_dict(),
             draft=self._drafter.as_dict() if self._drafter else None,
             num_kept_blocks=sum(pool.num_kept for pool in scheduler.pools),

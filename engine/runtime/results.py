@@ -65,8 +65,8 @@ class EngineStats:
     num_free_blocks: int
     num_blocks: int
     bad_rows: int
-    dropped_slots: int = 0
-    """(token, expert) slots that found no room at their expert; 0 without a capacity factor."""
+    dropped_slots: tuple[int, ...] = ()
+    """By MoE layer: (token, expert) slots that found no room; () without a capacity factor."""
     deciding: dict[str, Any] = field(default_factory=dict)
     """What deciding costs, level by level, see `engine.runtime.deciding`."""
     num_kept_blocks: int = 0

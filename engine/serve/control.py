@@ -64,9 +64,17 @@ class Bias(Nothing):
 
 
 class Smoothing(Nothing):
-    """Favour the experts the previous token used."""
+    """Favour the experts that a sequence used lately."""
 
     bonus: Annotated[float, Field(ge=0, le=100)]
+    window: Annotated[int, Field(ge=1, le=64)] = 1
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Capacity(Nothing):
+    """Drop what an expert is asked for beyond this factor of its even share; null drops nothing."""
+
+    factor: Annotated[float, Field(ge=1, le=16)] | None
 
 
 class Exchange(Nothing):
@@ -153,7 +161,10 @@ ACTS: dict[str, Act] = {
     "set_bias": Act(
         Bias, lambda s, b: s.engine.control.set_bias(_at(s, b.layer), b.expert, b.value)
     ),
-    "set_smoothing": Act(Smoothing, lambda s, b: s.engine.control.set_smoothing(b.bonus)),
+    "set_smoothing": Act(
+        Smoothing, lambda s, b: s.engine.control.set_smoothing(b.bonus, b.window, b.decay)
+    ),
+    "set_capacity": Act(Capacity, lambda s, b: s.engine.control.set_capacity(b.factor)),
     "clear_policy": Act(Nothing, lambda s, _: s.engine.control.clear_policy()),
     "inject_fault": Act(SafeFaultFor, _inject),
     "clear_fault": Act(Point, lambda s, b: s.engine.control.clear(b.point)),

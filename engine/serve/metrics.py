@@ -142,6 +142,16 @@ class _State(Collector):
         yield _counter("engine_steps", "Forward passes", tally.steps)
         yield _counter("step_seconds", "Time of all steps", tally.step_ms / 1e3)
         yield _counter("routing_seconds", "Time of them spent deciding", tally.deciding_ms / 1e3)
+        stats = self._loop.engine.stats()
+        deciding = stats.deciding
+        spent = {level: ms / 1e3 for level, ms in deciding["level_ms"].items()}
+        yield _counter("routing_level_seconds", "Time spent deciding, by level", spent, "level")
+        looked_up = {"found": deciding["look_up_hits"], "missed": deciding["look_up_misses"]}
+        yield _counter("look_ups", "Placements and orders looked up", looked_up, "outcome")
+        dropped = dict(zip(self._model.moe_layers, stats.dropped_slots, strict=False))
+        yield _counter(
+            "dropped_slots", "Pairs of token and expert that found no room", dropped, "layer"
+        )
         yield _counter("rows", "Rows run, by cause", dict(tally.rows), "cause")
         yield _counter("bad_rows", "Rows whose router logits were not finite", tally.bad_rows)
         recent = tally.recent()

@@ -111,9 +111,12 @@ def test_a_table_that_does_not_fit_is_refused(make_engine, table, word):
         make_engine(num_devices=4).control.publish_table(table)
 
 
-ELSEWHERE = ("table.stage", "table.unsafe_publish", "precision.")
-"""Experts are gathered on ranks alone, see `tests.cluster`; formats routed where asked for, see
-`tests.runtime.test_precision_routing`."""
+ELSEWHERE = (
+    *("table.stage", "table.unsafe_publish", "experts.prepare"),
+    *("precision.", "draft.", "gate.capacity"),
+)
+"""Experts are gathered on ranks alone, see `tests.cluster`; formats are routed, tokens proposed and
+experts limited where that is asked for, see the tests of each."""
 HERE = tuple(p for p in POINTS if not p.startswith(ELSEWHERE))
 
 
@@ -124,7 +127,7 @@ def test_every_fault_point_is_reached_and_costs_nothing_once_cleared(make_engine
     def note(point):
         def fault(value):
             reached[point] = reached.get(point, 0) + 1
-            return value
+            return value[-1] if point == "embed.rows" else value
 
         return fault
 
@@ -204,7 +207,13 @@ WRONG_CALLS = {
         *((0, expert, 1.0) for expert in WRONG_EXPERTS),
         *((0, 1, value) for value in WRONG_NUMBERS),
     ],
-    "set_smoothing": [(bonus,) for bonus in WRONG_NUMBERS],
+    "set_smoothing": [
+        *((bonus,) for bonus in WRONG_NUMBERS),
+        *((1.0, window) for window in (None, 0, 65, 1.5, True, "2")),
+        *((1.0, 1, decay) for decay in (*WRONG_NUMBERS, 0, -1, 1.1)),
+    ],
+    "set_capacity": [(factor,) for factor in (*WRONG_NUMBERS[1:], 0.9, 17, -1)],
+    "set_precision": [(mode,) for mode in (None, 5, "", "auto")],
     "set_policy": [(policy,) for policy in (None, 5, {}, RoutingPolicy, [[0, 1]])],
     "publish_table": [(table,) for table in (None, 5, "table", {}, RoutingPolicy)],
     "inject": [
@@ -226,6 +235,7 @@ WRONG_CALLS = {
 REFUSALS = {
     "inject": FaultError,
     "clear": FaultError,
+    "set_precision": (ConfigError, RoutingError),
     "drain": ConfigError,
     "add_rank": ConfigError,
     "set_exchange": ConfigError,
@@ -274,7 +284,7 @@ def test_a_fault_healed_by_another_thread_never_breaks_the_step(make_engine):
     def note(point):
         def fault(value):
             called.append(point)
-            return value
+            return value[-1] if point == "embed.rows" else value
 
         return fault
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine import SamplingParams
@@ -45,6 +46,32 @@ def test_smoothed_logits_depend_on_the_sequence_alone(make_engine, prompts):
     assert hashes(tight, prompts) == together
 
 
+def test_a_window_and_its_decay_depend_on_the_sequence_alone_too(make_engine, prompts):
+    def under(**options):
+        engine = make_engine(deterministic=True, hash_logits=True, num_threads=None, **options)
+        engine.control.set_smoothing(BONUS, 5, 0.6)
+        return engine
+
+    together = hashes(under(), prompts[:3])
+    assert hashes(under(max_step_tokens=3), prompts[:3]) == together
+    assert hashes(under(num_blocks=4), prompts[:3]) == together
+    assert hashes(smoothed(make_engine), prompts[:3]) != together, "a window of one is another"
+
+
+def test_logits_of_all_positions_lean_as_a_running_sequence_does(make_engine):
+    listener = Listener()
+    engine = make_engine(listener, max_step_tokens=4, deterministic=True, num_threads=None)
+    engine.control.set_smoothing(BONUS, 3, 0.5)
+    ids = engine.tokenizer.encode("Der Server ist nicht erreichbar")
+    (done,) = engine.generate([ids], SamplingParams(max_tokens=1, logprobs=1, ignore_eos=True))
+    whole = engine.logits(ids)
+    assert len(ids) > 4, "the prompt runs in several chunks"
+    assert int(whole[-1].argmax()) == done.token_ids[0]
+    last = whole[-1].astype("float64")
+    logprob = last[done.token_ids[0]] - np.log(np.exp(last - last.max()).sum()) - last.max()
+    assert done.logprobs[0].logprob == pytest.approx(logprob, abs=1e-5)
+
+
 def test_a_sequence_started_before_smoothing_goes_on_under_it(make_engine):
     engine = make_engine()
     engine.add("Der Server ist", SamplingParams(max_tokens=8, ignore_eos=True))
@@ -71,7 +98,8 @@ def test_smoothing_is_an_event_and_part_of_the_state(make_engine):
     engine = make_engine(listener)
     engine.control.set_smoothing(0.5)
     (said,) = listener.of(ControlEvent)
-    assert (said.action, said.detail) == ("set_smoothing", {"bonus": 0.5})
+    told = {"bonus": 0.5, "window": 1, "decay": 1.0}
+    assert (said.action, said.detail) == ("set_smoothing", told)
     assert engine.control.state()["smoothing"] == 0.5 and not engine.control.policy.is_empty
     for bonus in (-1, float("nan"), 101):
         with pytest.raises(RoutingError, match="bonus"):
