@@ -45,6 +45,7 @@ def test_json_adds_up(workbench, engine):
         "tokens_per_second",
         "logits_sha256",
         "precision",
+        "draft",
         "routing",
     }
     assert report["precision"] == "all in float32, the gate in float32"
