@@ -131,7 +131,9 @@ def test_steering_with_a_text(small, mixed, prompts):
     wrong = [
         (german, "this text prefers expert"),
         ("def f(self):", "at least 12"),
+        (python[:5], "at least 12"),  # a piece of a text that was run, but too short before all
         (python, "part of the run already"),
+        (python[: int(0.9 * len(python))], "part of the run already"),
     ]
     assert_hints("steer with a text", wrong, *given)
     assert_cannot_run("steer with a text", 7, "a text in quotes", *given)

@@ -42,8 +42,8 @@ def faults_of(cells: list) -> list[str]:
                 names = [node.module or ""]
             foreign = [each for each in names if each.split(".")[0] not in ALLOWED]
             found += [f"{cell.id}: imports {each}" for each in foreign]
-        if any(len(line) > 110 for line in cell.source.splitlines()):
-            found.append(f"{cell.id}: a line is longer than 110 columns")
+        if any(len(line) > 96 for line in cell.source.splitlines()):
+            found.append(f"{cell.id}: a line is longer than 96 columns: JupyterLab would cut it")
     return found
 
 
@@ -65,7 +65,7 @@ def test_cells_are_clean(name):
         ("class Router:\n    pass", "defines a class"),
         ("import requests", "imports requests"),
         ("from matplotlib import pyplot", "imports matplotlib"),
-        ("a = 1  # " + "x" * 110, "longer than 110"),
+        ("a = 1  # " + "x" * 90, "longer than 96"),
     ],
 )
 def test_an_unclean_cell_is_caught(source, fault):

@@ -1,4 +1,4 @@
-"""The four levels of routing, and honestly which of them this engine has today."""
+"""The four levels of routing, and where each of them is decided in this engine."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ LEVELS = (
         "2 precision",
         "In which number format?",
         "beforehand, for blocks of 8 to 16 rows; a wrong guess re-runs only the rows it hit",
-        False,
-        "only explained; all rows of an engine run in the one format it was started with",
-        "engine/routing/precision.py",
+        True,
+        "decided with `EngineConfig(precision='auto')`; else all rows have the engine's one format",
+        "engine/routing/precision/__init__.py",
     ),
     Level(
         "3 model",
         "By the small draft model or the large target model?",
         "beforehand: the draft proposes tokens, the target accepts or rejects them",
-        False,
-        "only explained; a draft model is bundled, the engine does not use it yet",
+        True,
+        "decided with `--draft`, which names the bundled draft model; else the target writes alone",
         "engine/routing/speculation.py",
     ),
     Level(

@@ -18,9 +18,9 @@ LINES = (
     ("select", "chosen, bonus_TE = self._select(logits_TE, step)"),
     ("place", "phy_ids_TK = self.placer.place(chosen.topk_ids_TK, step.homes_T, table, layer)"),
     ("dispatch", "flights = self.dispatcher.dispatch(x_TD, phy_ids_TK, table, layer, mark)"),
-    ("experts", "out_RD = self.experts(rows_RD, handle)"),
+    ("experts", "out_RD, units = self._run(rows_RD, handle, x_TD, step)"),
     ("combine", "returns.append(self.dispatcher.combine(out_RD, weights_TK, handle, table))"),
-    ("record", "record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK)"),
+    ("record", "record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK, units=units)"),
 )
 """Stage and line, in the order a token meets them."""
 
@@ -79,11 +79,12 @@ def _place(decision: Decision) -> str:
 
 def _dispatch(run: Run, decision: Decision, step: int) -> str:
     first, last = run.trace.columns["steps/row_start"][step : step + 2]
-    pairs = int((last - first) * len(decision.topk_ids))
+    rows, slots = int(last - first), len(decision.topk_ids)
     home = _home(run, decision)
     away = sum(int(device) != home for device in decision.devices)
     return (
-        f"{len(decision.topk_ids)} of the step's {pairs} rows are this token's, sorted by expert; "
+        f"{slots} of the step's {rows * slots} slots ({_count(rows, 'row')} × {slots}) are this "
+        f"token's, sorted by expert; "
         f"{away} of them leave{'s' if away == 1 else ''} device {home}"
     )
 
@@ -94,7 +95,7 @@ def _experts(run: Run, decision: Decision, step: int, layer: int) -> str:
     ids_TK = run.trace.columns["rows/topk_ids"][first:last, place]
     return (
         _words(
-            f"expert {expert} runs {_rows(int((ids_TK == expert).sum()))}"
+            f"expert {expert} runs {_count(int((ids_TK == expert).sum()), 'slot')}"
             for expert in decision.topk_ids
         )
         + ", this token's among them"
@@ -127,8 +128,8 @@ def _home(run: Run, decision: Decision) -> int:
     return int(run.trace.columns["rows/homes"][_row_of(run, decision)])
 
 
-def _rows(number: int) -> str:
-    return f"{number} row{'' if number == 1 else 's'}"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _words(parts: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from engine.errors import RequestError
 from workbench.lessons.exercises.base import CannotRun, Exercise, NotYet, described, whole
 from workbench.lessons.small import Labelled, Run, SmallEngine
+from workbench.theme import domain_name
 
 MIN_TOKENS = 12
 WANTED_SHARE = 0.5
@@ -47,18 +48,18 @@ def read_map(answer: Any, run: Run, domain: str, layer: int) -> str:
     num_experts = run.trace.start.num_experts
     if not 0 <= said < num_experts:
         raise NotYet(f"Experts are numbered from 0 to {num_experts - 1}.")
-    counts = _counts(run, {domain})
+    counts, name = _counts(run, {domain}), domain_name(domain)
     place = run.trace.start.moe_layers.index(layer)
     best, rows = counts[place].most_common(1)[0]
     if said == best or counts[place][said] == rows:
         total = sum(counts[place].values())
         return (
-            f"Expert {said} takes {rows} of the {total} slots of {domain!r} in layer {layer}, "
+            f"Expert {said} takes {rows} of the {total} slots of {name} in layer {layer}, "
             f"{100 * rows / total:.0f} %."
         )
     everybody = _counts(run, None)[place].most_common(1)[0][0]
     if said == everybody:
-        raise NotYet(f"That one is the busiest over all domains; look at the line of {domain!r}.")
+        raise NotYet(f"That one is the busiest over all domains; look at the line of {name}.")
     for index, other in enumerate(run.trace.start.moe_layers):
         if index != place and counts[index].most_common(1)[0][0] == said:
             raise NotYet(f"That is its favourite in layer {other}; layer {layer} is asked for.")
@@ -71,8 +72,6 @@ def steer(
     """Check that a text of the learner's own sends most of its tokens to one expert."""
     if not isinstance(answer, str):
         raise CannotRun(f"The answer must be a text in quotes; it is {described(answer)}.")
-    if any(answer.strip() and answer.strip() in text for _, text in used):
-        raise NotYet("That text was part of the run already; write one of your own.")
     try:
         run = small.run(answer, max_tokens=0)
     except RequestError as wrong:
@@ -85,6 +84,8 @@ def steer(
             f"The text has {len(ways)} tokens; write one of at least {MIN_TOKENS}, so that luck "
             "does not decide."
         )
+    if any(_taken(answer, text) for _, text in used):
+        raise NotYet("That text was part of the run already; write one of your own.")
     share = sum(expert in way for way in ways) / len(ways)
     if share >= WANTED_SHARE:
         return f"Expert {expert} of layer {layer} runs {share:.0%} of the tokens of your text."
@@ -131,6 +132,12 @@ answer = "for line in self.lines:\\n    if line is None:\\n        return self.r
         verify=steer,
     ),
 )
+
+
+def _taken(answer: str, text: str) -> bool:
+    """Say whether an answer is a text of the run, or most of one; white space does not count."""
+    own, used = " ".join(answer.split()), " ".join(text.split())
+    return own == used or (own in used and 2 * len(own) > len(used))
 
 
 def _ways(run: Run, position: int) -> list[tuple[int, ...]]:
