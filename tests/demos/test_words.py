@@ -18,18 +18,18 @@ CHECK = {
 
 
 def test_a_line_says_value_and_bounds():
-    assert check_line(CHECK) == "German foreseen: 0.714 × (at most 0.88), after 3 s"
+    assert check_line(CHECK) == "German foreseen: 0.714 × (at most 0.88 ×), after 3 s"
     assert "not measured" in check_line({**CHECK, "value": None})
 
 
 @pytest.mark.parametrize(
     ("low", "high", "unit", "words"),
     [
-        (2, 2, "experts", "exactly 2"),
+        (2, 2, "experts", "exactly 2 experts"),
         (0.95, 1, "share", "at least 95 %"),
         (0, 0.6, "share", "at most 60 %"),
         (0.999, 1.001, "", "0.999 to 1.001"),
-        (5, 1e6, "rows/s", "at least 5"),
+        (5, 1e6, "rows/s", "at least 5 rows/s"),
     ],
 )
 def test_bounds_in_words(low, high, unit, words):

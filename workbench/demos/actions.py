@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.runtime.control import Control
+from workbench.theme import domain_name
 from workbench.traffic import ALL, Traffic
 
 
@@ -25,7 +26,7 @@ class Hands:
 def traffic(hands: Hands, domain: str = ALL, running: int | None = None) -> str:
     """Send texts of one domain, or of all, so many at a time."""
     hands.traffic.choose(domain=domain, running=running or hands.running)
-    what = "texts of all domains" if domain == ALL else f"only texts of the domain {domain}"
+    what = "texts of all domains" if domain == ALL else f"only {domain_name(domain)} texts"
     return f"{what} are sent, {hands.traffic.running} at a time"
 
 

@@ -142,7 +142,7 @@ MEASURES: dict[str, Measure] = {
     "watched_tokens": Measure(watched_tokens, "tokens", "tokens whose decisions are recorded"),
     "weights_sum": Measure(weights_sum, "", "sum of a token's weights, furthest from 1"),
     "quality_kept": Measure(
-        quality_kept, "×", "held-out next tokens foreseen now / the same at the start"
+        quality_kept, "share", "held-out next tokens foreseen now / the same at the start"
     ),
 }
 """By name, as playlists call them."""

@@ -11,7 +11,7 @@ NOTHING = "–"
 def check_line(check: Mapping[str, Any]) -> str:
     """Return one expectation with what was measured and the bounds.
 
-    `German foreseen: 0.71 × (at most 0.88), after 3 s`
+    `Load on expert 0: 3.71 × (at least 2.5 ×), after 3 s`
     """
     return (
         f"{check['name']}: {measured(check)} ({bounds(check)}), after {check['seconds']:.0f} s"
@@ -31,7 +31,8 @@ def measured(check: Mapping[str, Any]) -> str:
 def bounds(check: Mapping[str, Any]) -> str:
     """Return the bounds in words; a bound that a measure cannot pass is left out."""
     low, high = (_number(100 * x if check["unit"] == "share" else x) for x in _ends(check))
-    unit = " %" if check["unit"] == "share" else ""
+    unit = "%" if check["unit"] == "share" else check["unit"]
+    unit = f" {unit}" if unit else ""
     if low == high:
         return f"exactly {low}{unit}"
     if check["low"] <= 0:
