@@ -13,10 +13,12 @@ EXTRAS := serve,ui,hf,dev
 PIP     = $(BIN)/python .ci/install.py $(VENV)/install.log
 PYTHONS = $(PYTHON) python3 python3.13 python3.12 python3.11
 
-# A shell lets what it puts in the background ignore Ctrl-C; the tests must not inherit that.
-HEARS_CTRL_C = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+# A shell lets what it puts in the background ignore Ctrl-C, nohup lets it ignore a closed terminal;
+# the tests must not inherit that.
+HEARS   = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+    signal.signal(signal.SIGHUP, signal.SIG_DFL); \
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-RUN     = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS_CTRL_C)' -m
+RUN     = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS)' -m
 PYTEST  = $(RUN) coverage run -p -m pytest -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
 COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing runtime views workbench)
 
