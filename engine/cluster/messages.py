@@ -13,8 +13,8 @@ from engine.cluster.rank import Work
 from engine.cluster.records import RowRecords
 from engine.config import EngineConfig
 from engine.events import Flights, Int64, Spans
+from engine.exchange.books import Exchanged
 from engine.exchange.plan import Move
-from engine.exchange.ranks import Exchanged
 from engine.faults import Fault
 from engine.routing.table import RoutingTable
 

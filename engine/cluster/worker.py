@@ -40,9 +40,10 @@ from engine.cluster.messages import (
 from engine.cluster.rank import Outcome, Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
 from engine.errors import RankError, WorkbenchError
+from engine.exchange.books import flights
 from engine.exchange.group import Group, join_store
 from engine.exchange.migration import travellers
-from engine.exchange.ranks import RankDispatcher, flights
+from engine.exchange.ranks import RankDispatcher
 from engine.faults import Faults
 from engine.kernels.registry import bind
 from engine.model.step import StageClock

@@ -15,7 +15,6 @@ Built and bound to a group by `engine.cluster.worker`.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,10 @@ from torch import Tensor
 
 from engine.config import EXCHANGES, one_of
 from engine.errors import RoutingError
-from engine.events import Flights, Int64
+from engine.exchange.books import Exchanged, FlightLog
 from engine.exchange.dispatch import Order
 from engine.exchange.group import Arrival, Group
+from engine.exchange.shares import Shares, by_expert, parts_of, shares_of, split
 from engine.faults import Faults
 from engine.kernels.registry import Ops
 from engine.routing.table import RoutingTable
@@ -39,67 +39,6 @@ Mark = Callable[[str], None]
 
 def _no_clock(stage: str) -> None:
     """Take no time of stages."""
-
-
-@dataclass(slots=True)
-class Exchanged:
-    """What one rank sent in one step, summed over layers; the receiving side is its peers'."""
-
-    rows_G: Int64
-    """(G,) rows sent to each device, the own one included."""
-    bytes_G: Int64
-    """(G,) bytes sent to each other device: rows out, results back, counts."""
-    messages_G: Int64
-    """(G,) messages sent to each other device."""
-    wait_s: float = 0.0
-    """Until the slowest rank had said how many rows it sends."""
-    transfer_s: float = 0.0
-    """Until rows and results had come, once everybody was there."""
-
-    @classmethod
-    def none(cls, num_devices: int) -> Exchanged:
-        """Start a step's books."""
-        rows_G, bytes_G, messages_G = (np.zeros(num_devices, dtype=np.int64) for _ in range(3))
-        return cls(rows_G, bytes_G, messages_G)
-
-
-@dataclass(slots=True)
-class FlightLog:
-    """One thing under way, as `engine.events.Flights` tells it."""
-
-    layer: int
-    part: int
-    results: bool
-    rows_G: Int64
-    sent_ns: int
-    arrived_ns: int = 0
-
-
-def flights(logs: Sequence[FlightLog], num_devices: int, origin_ns: int) -> Flights:
-    """Put what was under way into columns, with times since `origin_ns`."""
-    times = np.array([(log.sent_ns, log.arrived_ns) for log in logs], np.int64).reshape(-1, 2)
-    sent_ms, arrived_ms = ((times - origin_ns) / 1e6).astype(np.float32).T
-    return Flights(
-        np.array([log.layer for log in logs], np.int16),
-        np.array([log.part for log in logs], np.int16),
-        np.array([log.results for log in logs], np.uint8),
-        sent_ms,
-        arrived_ms,
-        np.array([log.rows_G for log in logs], np.int32).reshape(-1, num_devices),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Who holds what under one table, seen by one rank."""
-
-    table: RoutingTable
-    position_of_phy: Tensor
-    """(P,) int64: physical experts counted rank by rank."""
-    slots: list[int]
-    """Physical experts of each member of the group, one after the other."""
-    mine: list[int]
-    """The physical experts of this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +160,7 @@ class RankDispatcher:
             ConfigError: no such mode.
         """
         one_of("exchange", mode, EXCHANGES)
-        self._parts = _parts(mode, lengths, num_rounds)
+        self._parts = parts_of(mode, lengths, num_rounds)
         self._mode = mode
         self.log = [] if keep else None
         self.exchanged = Exchanged.none(table.num_devices)
@@ -273,14 +212,14 @@ class RankDispatcher:
         self.mark("sort")
         counts_GS = self.exchange_counts(counts, shares, layer)
         self.mark("wait")
-        sent = [sum(part) for part in _split(counts, shares.slots)]
+        sent = [sum(part) for part in split(counts, shares.slots)]
         received = counts_GS.sum(1).tolist()
         handle = RankHandle(
             table.version,
             row_of_N,
             counts_GS.sum(0).tolist(),
             list(range(len(shares.mine))),
-            _by_expert(counts_GS).to(x_TD.device),
+            by_expert(counts_GS).to(x_TD.device),
             sent,
             received,
             layer,
@@ -372,56 +311,3 @@ class RankDispatcher:
         if member != self.group.me:
             self.exchanged.messages_G[member] += messages
             self.exchanged.bytes_G[member] += num_bytes
-
-
-def shares_of(table: RoutingTable, members: Sequence[int], me: int) -> Shares:
-    """Count the physical experts rank by rank.
-
-    Owners ``[1, 0, 1]`` give positions ``[1, 0, 2]`` and one slot on rank 0, two on rank 1.
-
-    Raises:
-        RoutingError: the table puts an expert on a device that is not a member.
-    """
-    owners = table.rank_of_phy
-    if strangers := sorted(set(owners.tolist()) - set(members)):
-        raise RoutingError(
-            f"table version {table.version} puts experts on rank {strangers[0]}, but the group has "
-            f"ranks {list(members)}; publish a table for these."
-        )
-    order = np.argsort(owners, kind="stable")
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
-    return Shares(
-        table,
-        torch.from_numpy(position),
-        [int((owners == member).sum()) for member in members],
-        np.flatnonzero(owners == me).tolist(),
-    )
-
-
-def _parts(mode: str, lengths: Sequence[int], num_rounds: int) -> tuple[slice, ...]:
-    """Cut a batch: three requests of 2, 1, 1 rows overlapped give rows 0-1 and 2-3."""
-    total = sum(lengths)
-    if mode == "overlapped":
-        return slice(0, (total + 1) // 2), slice((total + 1) // 2, total)
-    if mode == "request":
-        ends = [0, *itertools.accumulate(lengths)]
-        ends += [total] * (max(1, num_rounds) + 1 - len(ends))
-        return tuple(slice(start, end) for start, end in itertools.pairwise(ends))
-    return (slice(None),)
-
-
-def _split(counts: list[int], slots: list[int]) -> list[list[int]]:
-    ends = [0, *itertools.accumulate(slots)]
-    return [counts[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def _by_expert(counts_GS: Tensor) -> Tensor:
-    """Order rows that came by source, then expert, by expert, then source.
-
-    Counts ``[[1, 1], [1, 0]]``: source 0 sent rows 0 (expert 0) and 1 (expert 1), source 1 row 2
-    (expert 0); the order is ``[0, 2, 1]``.
-    """
-    experts_GS = torch.arange(counts_GS.shape[1]).expand(counts_GS.shape)
-    of_row_R = torch.repeat_interleave(experts_GS.reshape(-1), counts_GS.reshape(-1))
-    return torch.argsort(of_row_R, stable=True)
