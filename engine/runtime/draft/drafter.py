@@ -34,6 +34,8 @@ from engine.runtime.sequence import Sequence
 
 MOST_ROWS = 512
 """Tokens that the draft takes in at once when it has fallen behind."""
+PRICED_EVERY = 16
+"""Of the steps with which the draft has nothing to do, one in so many is timed."""
 READ_BEFORE = 24
 """Tokens that it reads before those it is compared on."""
 
@@ -53,6 +55,7 @@ class Drafter:
         self._scheduler, self._cache, self._faults = scheduler, cache, faults
         self._began_s = self._thought_s = 0.0
         self._priced = False
+        self._idle_steps = 0
 
     @property
     def figures(self) -> Figures:
@@ -82,35 +85,55 @@ class Drafter:
             silent: propose nothing, as while a token's experts depend on those before it.
         """
         began_s = time.perf_counter()
-        places = [place for place, chunk in enumerate(schedule.chunks) if chunk.samples]
-        for place in places:
-            if schedule.chunks[place].sequence.draft is None:
-                schedule.chunks[place].sequence.draft = DraftState()
-        self._priced = all(chunk.num_tokens == 1 for chunk in schedule.chunks)
-        policy = self.policy
-        if places and not silent and (self._priced or not policy.adaptive):
-            if policy.adaptive:
-                self._look_again([schedule.chunks[place].sequence for place in places], clock)
-            if policy.wants(len(places)):
+        places = _drawing(schedule.chunks)
+        self._priced = False
+        if places and not silent and self._concerns(schedule.chunks, places):
+            sequences = [schedule.chunks[place].sequence for place in places]
+            if self.policy.adaptive:
+                self._look_again(sequences, clock)
+            if self.policy.wants(len(places)):
                 self._lengthen(schedule, places, clock)
+            self._began_s = time.perf_counter()
+            self._thought_s = self._began_s - began_s
         clock.mark("plan")
-        self._began_s = time.perf_counter()
-        self._thought_s = self._began_s - began_s
 
     def learn(self, result: StepResult) -> None:
         """Take in what the step made of the proposals."""
         policy, row_s, base = self.policy, 0.0, len(result.chunks)
+        policy.total.steps += len(result.sampled)
         if self._priced:
             rows = sum(chunk.num_tokens for chunk in result.chunks)
             policy.costs.took_step(rows, time.perf_counter() - self._began_s)
             if rows > base:
                 row_s = (policy.costs.step_s(rows) - policy.costs.step_s(base)) / (rows - base)
-        policy.total.steps += len(result.sampled)
+        elif policy.adaptive:
+            return
         proposals = [chunk for chunk, _, _ in result.sampled if chunk.proposal is not None]
         for chunk in proposals:
             assert chunk.proposal is not None, "just asked"
             spent_s = self._thought_s / len(proposals) + chunk.proposal.num_drafts * row_s
             self._judge(chunk, chunk.proposal, spent_s, base)
+
+    def _concerns(self, chunks: SequenceOf[Chunk], places: SequenceOf[int]) -> bool:
+        """Say whether a step has anything to do with the draft, and set whether it is priced.
+
+        Where every sequence is switched off, only one step in `PRICED_EVERY` has: its time is kept.
+        """
+        if not self.policy.adaptive:
+            self._priced = all(chunk.num_tokens == 1 for chunk in chunks)
+            return True
+        if any(chunk.num_tokens != 1 for chunk in chunks):
+            return False
+        if not any(self._awake(chunks[place].sequence) for place in places):
+            self._idle_steps += 1
+            if self._idle_steps % PRICED_EVERY:
+                return False
+        self._priced = True
+        return True
+
+    def _awake(self, sequence: Sequence) -> bool:
+        track = _state(sequence).track
+        return track.on or self.policy.looks(track, sequence.num_output)
 
     def _judge(self, chunk: Chunk, proposal: Proposal, spent_s: float, base: int) -> None:
         sequence, state = chunk.sequence, chunk.sequence.draft
@@ -249,6 +272,17 @@ def propose_from(
 def sample_one(logits_V: Array, params: SamplingParams, seed: int, position: int) -> int:
     """Draw one token as the target's sampler does."""
     return sample(torch.from_numpy(logits_V)[None], [params], [seed], [position])[0]
+
+
+def _drawing(chunks: SequenceOf[Chunk]) -> list[int]:
+    """Return the places of the chunks that draw a token; their sequences have a state from here."""
+    places = []
+    for place, chunk in enumerate(chunks):
+        if chunk.samples:
+            places.append(place)
+            if chunk.sequence.draft is None:
+                chunk.sequence.draft = DraftState()
+    return places
 
 
 def _state(sequence: Sequence) -> DraftState:
