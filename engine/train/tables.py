@@ -102,8 +102,9 @@ def draft_page(report: DraftReport) -> str:
         f" proposes tokens for it: width {config.hidden_size}, {config.num_layers} layers,"
         f" {report.num_parameters / 1e6:.2f} M parameters, bf16, trained on the same text.",
         NONSENSE,
-        "Made by `python -m engine.train --model draft`, measured by"
-        " `python -m engine.train.report`, which writes this page.",
+        "Made by `python -m engine.train --model draft`, then taught what its target writes by"
+        " `python -m engine.train.distil`, measured by `python -m engine.train.report`, which"
+        " writes this page.",
         "## Acceptance by domain",
         "Greedy decoding after held-out prompts. At each target step the draft has proposed n"
         " tokens; the leading ones that equal the target's own next tokens are accepted."
@@ -112,6 +113,8 @@ def draft_page(report: DraftReport) -> str:
         "Whether that pays depends on the machine: a step with a draft must cost less than these"
         " tokens per step, in units of a plain step.",
         "## Bits per byte",
+        "On the corpus, which is not what it was taught last: it has become better at its target's"
+        " text, and worse at other people's.",
         bits_table({"context 256": report.bits}),
     )
 
