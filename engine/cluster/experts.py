@@ -1,9 +1,10 @@
 """The experts one rank holds: which ones, and all the state of each, swapped as one.
 
 A table to come is *staged*: its experts are gathered beside those in use, from this rank's own
-memory where it has them, from the ranks that hold them, and from the checkpoint where nobody is
-left who does. *Publishing* swaps table and weights by reference between two steps; until the next
-ordinary step it can be *retracted*. Used by `engine.cluster.worker`.
+memory where it has them, from the ranks that hold them, and where nobody is left who does from the
+host's copy, or, without one, from the checkpoint. *Publishing* swaps table and weights by reference
+between two steps; until the next ordinary step it can be *retracted*. Used by
+`engine.cluster.worker`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.checkpoint.load import Assignment, assignments
 from engine.cluster.devices import device_of
+from engine.cluster.host_copies import HostCopies
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import RankError
 from engine.exchange.group import Group
@@ -64,6 +66,7 @@ class Gathered:
     """What was fetched for a table, in bytes."""
 
     from_ranks: int = 0
+    from_host: int = 0
     from_checkpoint: int = 0
 
 
@@ -77,7 +80,9 @@ class ExpertStore:
         me: int,
         table: RoutingTable,
         faults: Faults,
+        copies: HostCopies | None = None,
     ) -> None:
+        self._copies = copies
         self._config, self._model_config, self._me, self._faults = config, model, me, faults
         self._modules: list[Experts] = []
         self._now = Holding(table, held_by(table, me), [])
@@ -116,7 +121,11 @@ class ExpertStore:
         """Keep the experts of `model`, which was loaded through `parts`."""
         self._modules = [module for module in model.modules() if isinstance(module, Experts)]
         layers = [module.weights for module in self._modules]
-        self._now = Holding(self._now.table, self._now.held, layers)
+        self._now = now = Holding(self._now.table, self._now.held, layers)
+        if self._copies is not None:
+            for layer, held in enumerate(now.held):
+                for expert in {*held} - {-1}:
+                    self._copies.put(layer, expert, now.give(layer, expert))
 
     def stage(
         self, number: int, table: RoutingTable, moves: Sequence[Move], meet: Callable[[], Group]
@@ -165,7 +174,7 @@ class ExpertStore:
             self._staged = {n: one for n, one in self._staged.items() if n > number}
         self._install(holding)
 
-    def join(self, table: RoutingTable, now: int, moves: Sequence[Move], group: Group) -> None:
+    def join(self, table: RoutingTable, now: int, moves: Sequence[Move], group: Group) -> Gathered:
         """Hold the experts of `table` at once, as all ranks of a new group do together.
 
         Args:
@@ -180,8 +189,11 @@ class ExpertStore:
         """
         self.retract(now)
         arrived = carry(moves, group, self._now.give, self._blank)
-        if table.version != self.table.version:
-            self._install(self._gather(table, self._now, arrived)[1])
+        if table.version == self.table.version:
+            return Gathered()
+        gathered, holding = self._gather(table, self._now, arrived)
+        self._install(holding)
+        return gathered
 
     def retract(self, version: int) -> None:
         """Go back to the table before, if this rank has gone beyond `version`.
@@ -211,7 +223,7 @@ class ExpertStore:
     def _gather(
         self, table: RoutingTable, now: Holding, arrived: Mapping[Key, Pair]
     ) -> tuple[Gathered, Holding]:
-        """Stack the experts of `table` from those at hand, those that came and the checkpoint."""
+        """Stack the experts of `table`: those at hand, those that came, the host's, the files'."""
         held = held_by(table, self._me)
         missing = {
             (layer, expert)
@@ -219,13 +231,24 @@ class ExpertStore:
             for expert in wanted
             if expert >= 0 and expert not in now.held[layer] and (layer, expert) not in arrived
         }
-        fetched = self._fetch(missing) if missing else {}
+        copied = self._copied(missing)
+        fetched = self._fetch(missing - copied.keys()) if missing - copied.keys() else {}
         layers = []
         for layer, wanted in enumerate(held):
-            others = {e: p for (at, e), p in (fetched | {**arrived}).items() if at == layer}
+            others = {
+                e: p for (at, e), p in (copied | fetched | {**arrived}).items() if at == layer
+            }
             stacks = _stacked(wanted, now.held[layer], now.layers[layer], others)
             layers.append(self._modules[layer].others(*stacks))
-        return Gathered(_size(arrived), _size(fetched)), Holding(table, held, layers)
+        sizes = Gathered(_size(arrived), _size(copied), _size(fetched))
+        return sizes, Holding(table, held, layers)
+
+    def _copied(self, missing: Collection[Key]) -> dict[Key, Pair]:
+        """Return those that the host has a copy of."""
+        if self._copies is None:
+            return {}
+        found = {key: self._copies.get(*key) for key in missing}
+        return {key: pair for key, pair in found.items() if pair is not None}
 
     def _fetch(self, missing: Collection[Key]) -> dict[Key, Pair]:
         """Read experts from the checkpoint."""

@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from engine.checkpoint.load import read_config
+from engine.cluster.experts import Gathered
+from engine.cluster.host_copies import room_for
 from engine.cluster.messages import Answer, Join, Message, Setup, Staged, Stop
 from engine.cluster.worker import main
 from engine.config import EngineConfig
@@ -48,6 +51,7 @@ class Ranks:
         self.config, self._num_positions = config, num_positions
         self._context = multiprocessing.get_context("spawn")
         self._store = host_store()
+        self._room = room_for(config, read_config(config.model))
         self._beats = self._context.RawArray("d", config.num_ranks)
         self._processes: dict[int, Any] = {}
         self._pipes: dict[int, Connection] = {}
@@ -81,6 +85,7 @@ class Ranks:
                 self._num_positions,
                 table,
                 self._store.port,
+                host_copies=self._room.path if self._room else None,
                 dies_with_parent=threading.current_thread() is threading.main_thread(),
             )
             process = self._context.Process(
@@ -94,8 +99,10 @@ class Ranks:
             self._processes[rank], self._pipes[rank] = process, ours
         self._collect(starting, START_TIMEOUT_S, frozen_counts=False)
 
-    def join(self, now: RoutingTable, table: RoutingTable) -> None:
+    def join(self, now: RoutingTable, table: RoutingTable) -> dict[int, Gathered]:
         """Make all living ranks one group under a new epoch, with the experts of `table`.
+
+        Returns what each has fetched for that.
 
         Args:
             now: the table in force, which says who can hand on which expert.
@@ -107,7 +114,7 @@ class Ranks:
         self.epoch += 1
         members = self.members
         moves = moves_between(now, table, lost=set(range(now.num_devices)) - set(members))
-        self.ask_all(Join(self.epoch, members, table, now.version, moves))
+        return self.ask_all(Join(self.epoch, members, table, now.version, moves))
 
     def ask_all(self, message: Message) -> dict[int, Any]:
         """Say the same to every living rank and return their answers.
@@ -162,6 +169,8 @@ class Ranks:
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
         self.expel(list(self._pipes))
+        if self._room:
+            self._room.close()
 
     def poll(self) -> None:
         """Take in what ranks said unasked."""

@@ -30,6 +30,8 @@ class Setup:
     """Longest sequence the cache can hold."""
     table: RoutingTable
     store_port: int
+    host_copies: str | None
+    """The file of `engine.cluster.host_copies`; None if there is none."""
     dies_with_parent: bool
     """Whether the process may end with the thread that started it."""
 
@@ -152,6 +154,8 @@ class Staged:
     number: int
     from_ranks: int = 0
     """Bytes of experts that came from other ranks."""
+    from_host: int = 0
+    """Bytes of experts that no rank had, from the host's copies."""
     from_checkpoint: int = 0
     """Bytes of experts that nobody had."""
     seconds: float = 0.0

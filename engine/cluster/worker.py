@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 
 from engine.checkpoint.load import read_config
 from engine.cluster.devices import device_of
-from engine.cluster.experts import ExpertStore
+from engine.cluster.experts import ExpertStore, Gathered
+from engine.cluster.host_copies import HostCopies, Shape
 from engine.cluster.messages import (
     Answer,
     Ask,
@@ -88,7 +90,10 @@ class Worker:
         model_config = read_config(config.model)
         ops = bind(target_of(config, model_config))
         self.dispatcher = RankDispatcher(ops, self.faults)
-        self.experts = ExpertStore(config, model_config, setup.me, setup.table, self.faults)
+        copies = None
+        if setup.host_copies is not None:
+            copies = HostCopies(setup.host_copies, Shape.of(config, model_config))
+        self.experts = ExpertStore(config, model_config, setup.me, setup.table, self.faults, copies)
         model = load_model(
             config.model,
             model_config,
@@ -174,11 +179,11 @@ class Worker:
         wanted = self.setup.config.hash_logits or any(each.logprobs is not None for each in params)
         return outcome.logits_BV.cpu().numpy() if wanted else None
 
-    def _join(self, message: Join) -> None:
+    def _join(self, message: Join) -> Gathered:
         self.dispatcher.join(None)
         group = self._group(self.store, "exchange", message.epoch, message.members)
         self.dispatcher.join(group)
-        self.experts.join(message.table, message.now, message.moves, group)
+        return self.experts.join(message.table, message.now, message.moves, group)
 
     def _stage(self, message: Stage) -> None:
         number, started = message.number, time.perf_counter()
@@ -195,7 +200,7 @@ class Worker:
             self._send(Staged(number, error=str(failed)))
         else:
             seconds = time.perf_counter() - started
-            self._send(Staged(number, gathered.from_ranks, gathered.from_checkpoint, seconds))
+            self._send(Staged(number, **asdict(gathered), seconds=seconds))
 
     def _group(self, store: Any, name: str, number: int, members: Sequence[int]) -> Group:
         timeout_s = self.setup.config.exchange_timeout_s

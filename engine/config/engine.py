@@ -61,6 +61,9 @@ class EngineConfig:
     """Steps with fewer rows, over all ranks, are exchanged request by request; 0 never."""
     exchange_timeout_s: float = 10.0
     """Longest wait for other ranks in one exchange."""
+    host_copies: bool = True
+    """Whether ranks keep one copy of all experts in the host's memory, so that those of a lost rank
+    need not be read from the checkpoint; costs their size once, on Linux."""
     heartbeat_timeout_s: float = 3.0
     """A rank without a sign of life for so long is given up."""
     migration_deadline_s: float = 30.0

@@ -289,6 +289,7 @@ class Control:
         table: RoutingTable,
         *,
         from_ranks: int = 0,
+        from_host: int = 0,
         from_checkpoint: int = 0,
         seconds: float = 0.0,
         canary: dict[str, Any] | None = None,
@@ -298,7 +299,8 @@ class Control:
         Args:
             table: the table of the next step.
             from_ranks: bytes of experts that went from rank to rank for it.
-            from_checkpoint: bytes of experts that no rank had.
+            from_host: bytes of experts that no rank had and the host had a copy of.
+            from_checkpoint: bytes of experts that nobody had.
             seconds: how long that took.
             canary: what the canary found, see `engine.runtime.canary.Verdict`; None in one process,
                 where a table moves no weight.
@@ -311,8 +313,9 @@ class Control:
             version=table.version,
             sha256=table.sha256(),
             rank_of_phy=table.rank_of_phy.tolist(),
-            num_bytes=from_ranks + from_checkpoint,
+            num_bytes=from_ranks + from_host + from_checkpoint,
             from_ranks=from_ranks,
+            from_host=from_host,
             from_checkpoint=from_checkpoint,
             seconds=seconds,
             canary=canary,
@@ -346,8 +349,13 @@ class Control:
         epoch: int,
         seconds: float,
         reason: str,
+        fetched: Mapping[str, int],
     ) -> None:
-        """Take up the table of those ranks that are left; called by the recovery alone."""
+        """Take up the table of those ranks that are left; called by the recovery alone.
+
+        `fetched` says how many bytes of experts came from where for it, by the names of
+        `published`.
+        """
         with self._lock:
             self._table = table
             self._changes += 1
@@ -359,6 +367,7 @@ class Control:
             seconds=seconds,
             reason=reason,
             version=table.version,
+            **fetched,
         )
 
     def inject(self, point: str, fault: Fault, lease_s: float, *, rank: int | None = None) -> None:

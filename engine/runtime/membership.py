@@ -1,15 +1,15 @@
 """Who takes part: go on without ranks that are gone, drain one, let one join, lose no request.
 
 What is lost with a rank: its cache, hence the sequences that lived there start again from their
-tokens so far; and its experts, hence the survivors read them from their own replicas or from the
-checkpoint. The step that failed counts for nobody.
+tokens so far; and its experts, hence the survivors take them from their own replicas, from the
+host's copies or from the checkpoint. The step that failed counts for nobody.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import SetFault
@@ -84,11 +84,11 @@ class Membership:
         self.migration.cancel("ranks were lost while it was under way")
         lost = dict(error.lost)
         self.ranks.expel(error.lost)
-        table = self._regroup(lost)
+        table, fetched = self._regroup(lost)
         self._move_homes()
         seconds = time.perf_counter() - started
         self.control.recovered(
-            table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error)
+            table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error), fetched
         )
 
     def _publish(self, table: RoutingTable) -> None:
@@ -117,11 +117,14 @@ class Membership:
             return
         self.migration.cancel(f"rank {rank} joins")
         self.ranks.start([rank], self.control.table)
-        table, holders = self._regroup({}), self.roles.holders(self.ranks.members)
+        (table, _), holders = self._regroup({}), self.roles.holders(self.ranks.members)
         self.control.publish_table(levelled(table, holders))
 
-    def _regroup(self, lost: dict[int, str]) -> RoutingTable:
-        """Join the ranks that live under a table of their own; more may die while they join."""
+    def _regroup(self, lost: dict[int, str]) -> tuple[RoutingTable, dict[str, int]]:
+        """Join the ranks that live under a table of their own; more may die while they join.
+
+        Returns the table, and the bytes of experts that were fetched for it, by where from.
+        """
         now = table = self.control.table
         while True:
             members = self.ranks.members
@@ -131,8 +134,8 @@ class Membership:
             if not set(table.rank_of_phy.tolist()) <= set(members):
                 table = without(table, self.roles.holders(members))
             try:
-                self.ranks.join(now, table)
-                return table
+                told = [asdict(one) for one in self.ranks.join(now, table).values()]
+                return table, {name: sum(one[name] for one in told) for name in told[0]}
             except RankLostError as again:
                 if not again.lost:
                     raise

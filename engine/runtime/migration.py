@@ -31,6 +31,7 @@ class Staging:
     not_there: set[int]
     """Of those, the ranks others wait for."""
     from_ranks: int = 0
+    from_host: int = 0
     from_checkpoint: int = 0
 
 
@@ -90,6 +91,7 @@ class Migration:
                 continue
             staging.waiting.discard(rank)
             staging.from_ranks += said.from_ranks
+            staging.from_host += said.from_host
             staging.from_checkpoint += said.from_checkpoint
         seconds = time.monotonic() - staging.started
         if not staging.waiting:
@@ -121,6 +123,7 @@ class Migration:
         self.control.published(
             table,
             from_ranks=staging.from_ranks,
+            from_host=staging.from_host,
             from_checkpoint=staging.from_checkpoint,
             seconds=seconds,
             canary=verdict.as_dict(),

@@ -152,7 +152,9 @@ def test_requests_outlive_a_rank(
     assert struck.regroup_s <= struck.recovery_s
     assert (struck.noticed_s > 1.5) == (how == signal.SIGSTOP)  # a stopped heart, within its bound
     assert set(engine.ranks) == {0, 1, 3}
-    assert list(heard.recoveries[-1].detail["lost"]) == [2]
+    told = heard.recoveries[-1].detail
+    assert list(told["lost"]) == [2]
+    assert told["from_host"] > 0 == told["from_checkpoint"], "its experts were still in memory"
     assert 2 not in engine.table.rank_of_phy
     rejoin(engine, 2)
     assert set(engine.ranks) == {0, 1, 2, 3}
