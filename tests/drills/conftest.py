@@ -7,13 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from workbench.drills.files import find
+from workbench.drills.files import find, folder
 from workbench.drills.opening import opened
 from workbench.drills.scenario import Deployed
 from workbench.drills.session import Session
 
-DRILLS = ("hot-expert", "routing-jitter", "half-updated-table")
+DRILLS = (
+    "hot-expert",
+    "routing-jitter",
+    "half-updated-table",
+    "tokens-dropped",
+    "damaged-weights",
+    "out-of-memory",
+)
 """The drills that `make test` walks; `make drills` walks all of them."""
+ALL = tuple(sorted(path.stem for path in folder().glob("*.yaml")))
 
 
 @pytest.fixture(scope="session")

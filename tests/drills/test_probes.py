@@ -98,7 +98,8 @@ def test_a_check_that_peeks_is_caught(source):
 
 def test_readings_hold_no_way_to_the_engine():
     assert {field.name for field in fields(Readings)} == {
-        "trace", "table_now", "planned", "ask", "known", "facts", "ledger", "published", "folder"
+        "trace", "table_now", "planned", "ask", "known", "facts", "ledger", "published", "folder",
+        "choices", "choices_known", "units"
     }  # fmt: skip
 
 
@@ -109,14 +110,16 @@ def test_every_probe_says_how_its_value_is_to_be_read():
 class FakeTrace:
     """Rows of one layer and two slots."""
 
-    def __init__(self, topk, phy=None, requests=None):
+    def __init__(self, topk, phy=None, requests=None, version=0):
         topk = np.array(topk)[:, None]
         self.num_rows = len(topk)
+        self.row_steps = np.zeros(len(topk), int)
         self.columns = {
             "rows/topk_ids": topk,
             "rows/phy_ids": topk if phy is None else np.array(phy)[:, None],
             "rows/request_ids": np.zeros(len(topk), int) if requests is None else requests,
             "rows/positions": np.arange(len(topk)),
+            "steps/table_version": np.array([version]),
         }
 
 
@@ -136,10 +139,12 @@ def test_routes_change_when_devices_do_and_not_when_experts_do():
 
 def test_rows_are_misplaced_where_their_slot_holds_another_expert():
     table = filled(np.array([[3, 0, 1, 2]]), np.array([0, 0, 1, 1]), 4, 2, version=1)
-    right = FakeTrace([[0, 1], [3, 2]], phy=[[1, 2], [0, 3]])
+    right = FakeTrace([[0, 1], [3, 2]], phy=[[1, 2], [0, 3]], version=1)
     assert misplaced_rows(readings(right, table), rows=2) == 0
-    wrong = FakeTrace([[0, 1], [3, 2]], phy=[[0, 2], [0, 3]])
+    wrong = FakeTrace([[0, 1], [3, 2]], phy=[[0, 2], [0, 3]], version=1)
     assert misplaced_rows(readings(wrong, table), rows=2) == 0.25
+    earlier = FakeTrace([[0, 1], [3, 2]], phy=[[0, 2], [0, 3]], version=0)
+    assert misplaced_rows(readings(earlier, table), rows=2) == 0, "rows of a table before it"
 
 
 def test_a_table_is_unplanned_when_its_hash_is_not_the_recorded_one():

@@ -6,14 +6,14 @@ import pytest
 
 from engine.errors import ConfigError, RequestError, RoutingError
 from engine.events import ControlEvent
-from tests.drills.conftest import DRILLS
+from tests.drills.conftest import ALL, DRILLS
 from workbench.drills.checks import COULD_NOT_RUN, FAIL, PASS, examine, grade
 from workbench.drills.files import find
 from workbench.drills.rehearsal import healthy, rehearse, ways
 from workbench.drills.scenario import REPAIR
 from workbench.drills.stages import STAGES
 
-WAYS = [(drill, way) for drill in DRILLS for way in ways(find(drill))]
+WAYS = [(drill, way) for drill in ALL for way in ways(find(drill))]
 
 
 def outcomes(session):
@@ -49,7 +49,8 @@ def test_a_drill_is_measurable_and_only_the_right_repair_passes(make_session, dr
         session.act(act, **arguments)
     assert FAIL in outcomes(session).values(), trail.title
     assert not marks(session, scenario.cause)["passed"], trail.title
-    session.act("clear-policy")
+    if session.deployment.engine is not None:
+        session.act("clear-policy")
 
     for act, arguments in scenario.repairs[0].acts:
         session.act(act, **arguments)
@@ -80,12 +81,13 @@ def test_every_way_ends_as_it_must(make_session, drill, way):
     result = rehearse(make_session(drill), way)
     assert result["grade"]["passed"] == result["expected"], (result["grade"], result["checks"])
     assert result["proof"]["restored"] and len(result["symptom"]) >= 2
-    assert COULD_NOT_RUN not in {check["outcome"] for check in result["checks"].values()}
+    if result["expected"]:
+        assert COULD_NOT_RUN not in {check["outcome"] for check in result["checks"].values()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("drill", DRILLS)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("drill", ALL)
 def test_another_seed_still_grades_right(make_session, drill, seed):
     assert set(healthy(make_session(drill, seed=seed)).values()) == {PASS}
     assert rehearse(make_session(drill, seed=seed), "reference")["grade"]["passed"]

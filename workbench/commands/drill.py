@@ -189,6 +189,23 @@ def report(
 
 
 @app.command()
+def reference(
+    write: Annotated[
+        bool, typer.Option("--write", help="Put it into README, where its marks are.")
+    ] = False,
+) -> None:
+    """Print the quick reference: symptom, signals, cause, repair, drill."""
+    from workbench.drills import reference as made
+
+    if not write:
+        print(made.table())
+        return
+    for path in made.holders():
+        changed = made.write(path)
+        print(f"{path.name}: {'written' if changed else 'was up to date'}")
+
+
+@app.command()
 def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
     """End whatever drill runs or was left behind, restored; exit 1 if that is not proven."""
     from workbench.drills import reset as run_reset

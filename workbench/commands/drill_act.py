@@ -168,6 +168,30 @@ def rename_tensor(
     _act(state, "rename-tensor", old=old, new=new)
 
 
+@app.command()
+def refuse(label: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
+    """Let the gateway refuse requests of a label, until the drill ends."""
+    _act(state, "refuse", label=label)
+
+
+@app.command()
+def capacity(
+    factor: Annotated[float, typer.Argument(help="Times the even share; 0 drops nothing.")],
+    state: StateOption = None,
+) -> None:
+    """Limit the rows of each expert to a multiple of its even share."""
+    _act(state, "capacity", factor=factor)
+
+
+@app.command("tune-router")
+def tune_router(
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = 30,
+    state: StateOption = None,
+) -> None:
+    """Train the gates alone, with a larger weight on balance; restart to read them."""
+    _act(state, "tune-router", steps=steps)
+
+
 @app.command("start-job")
 def start_job(name: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
     """Start a job that belongs beside the engine."""

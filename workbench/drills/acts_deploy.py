@@ -6,6 +6,8 @@ import json
 import shutil
 from typing import Any
 
+import numpy as np
+
 from engine.errors import ConfigError, RoutingError, nearest
 from workbench.drills.deployment import FIXED, WEIGHTS, rename
 from workbench.drills.hands import Hands, act, act_where
@@ -58,6 +60,38 @@ def add_rank(hands: Hands, trace: Trace, rank: int) -> str:
     """Start a rank that is missing, and let it take part again."""
     hands.control.add_rank(rank)
     return f"rank {rank} is started and joins the others"
+
+
+@act_where("ranks")
+def add_missing(hands: Hands, trace: Trace) -> str:
+    """Start every rank that is missing."""
+    missing = hands.deployment.missing_ranks
+    for rank in missing:
+        hands.control.add_rank(rank)
+    return f"started: {', '.join(f'rank {rank}' for rank in missing) or 'none was missing'}"
+
+
+@act_where("ranks")
+def replace_slowest(hands: Hands, trace: Trace) -> str:
+    """Drain the rank that the others wait for, and start it again in a fresh process."""
+    columns = trace.columns
+    busy = {
+        rank: float(np.median(columns["ranks/busy_ms"][columns["ranks/rank"] == rank]))
+        for rank in sorted(set(columns["ranks/rank"].tolist()))
+    }
+    if not busy:
+        raise ConfigError("no step has run on the ranks since the last change; try again.")
+    slowest = max(busy, key=lambda rank: busy[rank])
+    hands.control.drain(slowest)
+    hands.control.add_rank(slowest)
+    return f"rank {slowest}, which computed for {busy[slowest]:.0f} ms a step, is replaced"
+
+
+@act
+def run(hands: Hands, trace: Trace, rows: int) -> str:
+    """Wait until so many rows have run."""
+    hands.run(rows)
+    return f"waited for {rows} rows"
 
 
 @act_where("files")
@@ -113,6 +147,33 @@ def rename_tensor(hands: Hands, trace: Trace, old: str, new: str) -> str:
     rename(deployment.folder / WEIGHTS, old, new)
     deployment.note_in_manifest(WEIGHTS)
     return f"{old} is called {new}; restart to read it"
+
+
+@act_where("requests")
+def refuse(hands: Hands, trace: Trace, label: str) -> str:
+    """Let the gateway refuse requests of a label, until the drill ends."""
+    hands.refuse(label)
+    return f"requests of {label} are refused at the gateway"
+
+
+@act
+def capacity(hands: Hands, trace: Trace, factor: float) -> str:
+    """Limit the rows of each expert to a multiple of its even share; 0 drops nothing."""
+    hands.control.set_capacity(factor or None)
+    return f"each expert takes {factor:g} times its share" if factor else "no row is dropped"
+
+
+@act_where("files")
+def tune_router(hands: Hands, trace: Trace, steps: int = 30) -> str:
+    """Train the gates alone, with a larger weight on balance; restart to read them."""
+    from workbench.drills.router_repair import tune
+
+    deployment = hands.deployment
+    if not 1 <= steps <= 200:
+        raise ConfigError(f"steps ({steps}) must lie between 1 and 200.")
+    idle = tune(deployment.folder, steps)
+    deployment.note_in_manifest(WEIGHTS)
+    return f"the gates were trained for {steps} steps; idlest expert now {idle:.1%}; restart"
 
 
 @act_where("jobs")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from workbench.drills.deployment import WEIGHTS, rename
+from workbench.drills.evidence import pad_token
 from workbench.drills.injector import Target, action
 from workbench.drills.jobs import Auditor
 
@@ -66,6 +67,12 @@ def stop_job(target: Target, name: str) -> None:
 
 
 @action
+def hang_job(target: Target, name: str) -> None:
+    """Let a job that belongs beside the engine hang: its process lives and does nothing."""
+    target.deployment.jobs[name].hung = True
+
+
+@action
 def hold_lock(target: Target, name: str, hold_ms: float, pause_ms: float) -> None:
     """Let an auditor hold the lock that every routing decision takes."""
     job = target.deployment.jobs[name]
@@ -78,6 +85,28 @@ def hold_lock(target: Target, name: str, hold_ms: float, pause_ms: float) -> Non
 
     target.deployment.undo_with(heal)
     target.inject("gate.lock", partial(_take, job.lock))
+
+
+@action
+def poison_guest(target: Target) -> None:
+    """Let the vector of the padding token, which only the guest's client sends, be no numbers."""
+    token = pad_token(target.deployment.require())
+
+    def fault(given: tuple[Tensor, Tensor]) -> Tensor:
+        token_ids_T, x_TD = given
+        return x_TD.masked_fill((token_ids_T == token)[:, None], float("nan"))
+
+    target.inject("embed.rows", fault)
+
+
+@action
+def misfit_draft(target: Target, shift: int) -> None:
+    """Let the draft propose as one that was trained for other weights: its logits are shifted."""
+
+    def fault(logits_BV: Tensor) -> Tensor:
+        return logits_BV.roll(shift, -1)
+
+    target.inject("draft.propose", fault)
 
 
 @action

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.drills.deployment import WEIGHTS
 from workbench.drills.injector import Target, action
 
 if TYPE_CHECKING:
@@ -29,6 +30,18 @@ def alternate_gate(target: Target, amplitude: float) -> None:
         return logits_TE + sign_T[:, None] * noise_LE[layer]
 
     target.inject("gate.logits", fault)
+
+
+@action
+def collapse_router(target: Target, strength: float) -> None:
+    """Deliver a router that has collapsed: in one layer it never chooses one expert any more."""
+    from workbench.drills.router_repair import turn_away
+
+    layer = int(target.rng.integers(target.snapshot.num_layers))
+    expert = int(target.rng.integers(target.snapshot.num_experts))
+    turn_away(target.deployment.folder, layer, expert, strength)
+    target.deployment.note_in_manifest(WEIGHTS)
+    target.deployment.restart()
 
 
 @action

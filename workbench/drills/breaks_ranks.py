@@ -10,16 +10,31 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from workbench.drills.injector import Target, action
+from workbench.drills.jobs import Job, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from workbench.trace.trace import Trace
 
 
 @action
 def kill_rank(target: Target) -> None:
     """End a rank's process with SIGKILL; which one is drawn by the seed."""
     os.kill(_pid(target), signal.SIGKILL)
+
+
+@action
+def set_exchange(target: Target, mode: str) -> None:
+    """Let ranks exchange rows by another mode."""
+    target.control.set_exchange(mode)
 
 
 @action
@@ -67,6 +82,88 @@ def slow_link(target: Target, every: int, sleep_ms: float) -> None:
 def late_to_stage(target: Target, sleep_s: float) -> None:
     """Let one rank take long over gathering the experts of a new table."""
     target.inject("table.stage", partial(_late, sleep_s), _rank(target))
+
+
+@action
+def freeze_often(target: Target, after_rows: int) -> None:
+    """Stop a rank's process some rows after every start, as a machine that stops now and then."""
+    jobs = target.deployment.jobs
+    jobs[FREEZER] = Freezer(FREEZER, target, after_rows)
+
+    def heal() -> None:
+        jobs.pop(FREEZER, None)
+
+    target.deployment.undo_with(heal)
+
+
+@action
+def go_on(target: Target, rows: int) -> None:
+    """Let traffic run, so that what was set has something to act on."""
+    target.run(rows)
+
+
+@action
+def plan_uneven(target: Target) -> None:
+    """Plan a table for a load of which one expert has most, as a planner would."""
+    load_LE = np.ones((target.snapshot.num_layers, target.snapshot.num_experts))
+    load_LE[:, int(target.rng.integers(load_LE.shape[1]))] = 6.0
+    target.plan(load_LE, spare=1)
+
+
+@action
+def leave_scales(target: Target) -> None:
+    """Let the scales of INT8 experts stay behind when they move, and nobody obey the canary."""
+    target.inject("experts.prepare", _with_scales_of_the_next)
+    target.inject("table.unsafe_publish", _keep)
+
+
+@action
+def heal(target: Target, points: Sequence[str]) -> None:
+    """Heal fault points; what they left behind stays."""
+    for point in points:
+        target.deployment.heal(point)
+
+
+FREEZER = "freezer"
+
+
+class Freezer(Job):
+    """Stops a rank once in each life of an engine; nobody sees it among the jobs."""
+
+    hidden = True
+
+    def __init__(self, name: str, target: Target, after_rows: int) -> None:
+        super().__init__(name)
+        self._target, self._after_rows = target, after_rows
+        self._generation, self._seen = -1, 0
+
+    def tick(self, trace: Callable[[], Trace], rows: int, plan: Plan) -> None:
+        """Count rows, and stop a rank once there are enough."""
+        deployment = self._target.deployment
+        if deployment.generation != self._generation:
+            self._generation, self._seen = deployment.generation, 0
+        before, self._seen = self._seen, self._seen + rows
+        if before < self._after_rows <= self._seen and len(deployment.require().ranks) > 1:
+            os.kill(_pid(self._target), signal.SIGSTOP)
+
+
+def _with_scales_of_the_next(stacks: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return experts that INT8 turns into their own values with another expert's scales.
+
+    A scale is the largest magnitude of an output channel by 127, so a channel times the quotient of
+    two such magnitudes has its own values and the other's scale.
+    """
+
+    def moved(stack_EOI: Tensor) -> Tensor:
+        largest_EO1 = stack_EOI.abs().amax(-1, keepdim=True).clamp(min=1e-6)
+        return stack_EOI * (largest_EO1.roll(1, 0) / largest_EO1)
+
+    gate_up, down = stacks
+    return moved(gate_up), moved(down)
+
+
+def _keep(value: bool) -> bool:
+    return True
 
 
 _calls = 0

@@ -30,6 +30,25 @@ def tear_next_table(target: Target) -> None:
 
 
 @action
+def count_twice(target: Target) -> None:
+    """Publish a table that counts a copy twice in every layer: two entries, one slot."""
+    armed = True
+
+    def fault(table: RoutingTable) -> RoutingTable:
+        nonlocal armed
+        if not armed:
+            return table
+        armed = False
+        return _twice(table)
+
+    target.inject("table.publish", fault)
+    load_LE = np.ones((target.snapshot.num_layers, target.snapshot.num_experts))
+    for layer_E in load_LE:
+        layer_E[target.rng.choice(len(layer_E), 2, replace=False)] = 4.0
+    target.plan(load_LE, spare=1)
+
+
+@action
 def rotate_experts(target: Target, places: int) -> None:
     """Publish a table in which every expert has moved on by some slots: a planned migration."""
     table = target.control.table
@@ -57,3 +76,13 @@ def _torn(new: RoutingTable, old: RoutingTable, stale: Any) -> RoutingTable:
     object.__setattr__(torn, "log2phy", log2phy)
     object.__setattr__(torn, "is_identity", False)
     return torn
+
+
+def _twice(table: RoutingTable) -> RoutingTable:
+    """Return a table whose copies of an expert all name the slot of its first one."""
+    twice = copy.copy(table)
+    first_LE1 = table.log2phy[:, :, :1]
+    log2phy = np.where(table.log2phy >= 0, first_LE1, -1)
+    log2phy.setflags(write=False)
+    object.__setattr__(twice, "log2phy", log2phy)
+    return twice

@@ -70,7 +70,7 @@ class Drill:
         """Measure every signal now; show load, table and policy as an operator sees them."""
         return self._ask("observe")
 
-    def act(self, act: str, **arguments: Any) -> dict[str, Any]:
+    def act(self, act: str, /, **arguments: Any) -> dict[str, Any]:
         """Change the engine as an operator would; the acts are in `workbench.drills.acts`."""
         return self._ask("act", act=act, arguments=arguments)
 

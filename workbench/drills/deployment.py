@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import ConfigError, MachineError, RequestError, WorkbenchError, nearest
 from engine.events import Sink
 from engine.faults import Fault
+from workbench import paths
 from workbench.drills.jobs import Job
 from workbench.lifecycle import signals_held
 
@@ -108,7 +109,11 @@ class Deployment:
         Raises:
             ConfigError: an option is not valid; nothing has happened then.
         """
-        options = {**(self.other_options[instance - 1] if instance else self.options), **changes}
+        options = self.other_options[instance - 1] if instance else self.options
+        return self._deploy(instance, {**options, **changes})
+
+    def _deploy(self, instance: int, options: dict[str, Any]) -> str:
+        """Start an engine anew with exactly these options."""
         self._config(options)
         began = time.perf_counter()
         if instance:
@@ -208,7 +213,7 @@ class Deployment:
             "options": {name: str(value) for name, value in sorted(self.options.items())},
             "starts": [dict(entry) for entry in self.starts],
             "ranks": {str(rank): rank not in self.missing_ranks for rank in self._ranks},
-            "jobs": [job.facts() for job in self.jobs.values()],
+            "jobs": [job.facts() for job in self.jobs.values() if not job.hidden],
             "instances": [
                 {name: str(value) for name, value in sorted(options.items())}
                 for options in self.all_options
@@ -243,12 +248,14 @@ class Deployment:
             self.heal(point)
         damaged = self._files and self._mend_files()
         for job in self.jobs.values():
+            if job.hung:
+                job.stop()
             job.start(self)
         for index, options in enumerate(self.other_options):
             if options != self._right or self.others[index] is None:
-                self.restart(index + 1, **self._right)
+                self._deploy(index + 1, dict(self._right))
         if self.engine is None or damaged or self.options != self._right or self._strange_ranks:
-            self.restart(**self._right)
+            self._deploy(0, dict(self._right))
         if self.engine is None:
             raise MachineError(f"the engine could not be restored: {self.starts[-1]['said']}")
 
@@ -300,7 +307,10 @@ class Deployment:
         for name in options:
             if name not in known:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, known)}")
-        return EngineConfig(model=self.folder, **options)
+        named = dict(options)
+        if isinstance(named.get("draft"), str):
+            named["draft"] = paths.model_folder(named["draft"])
+        return EngineConfig(model=self.folder, **named)
 
     def _opened(self) -> None:
         assert self.engine is not None

@@ -6,8 +6,12 @@ The session asks for more of it and judges it; nothing here knows what a drill h
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.errors import WorkbenchError
 from workbench.drills.deployment import Deployment
@@ -20,6 +24,7 @@ from workbench.traffic import Prompt, Traffic, corpus_prompts
 if TYPE_CHECKING:
     from engine import Engine
     from engine.runtime.engine import RequestOutput
+    from workbench.trace.schema import Array
 
 PATIENCE_STEPS = 400
 """Steps run at most to gather rows."""
@@ -34,6 +39,7 @@ SAMPLED_TOKENS = 4
 """Tokens drawn for each question where answers are drawn."""
 IDLE_S = 0.02
 _KNOWN = "known"
+GUEST, GUEST_TOKENS = "guest", 8
 
 
 class Evidence:
@@ -49,6 +55,7 @@ class Evidence:
         seed: int,
         domain: str | None = None,
         sampled: bool = False,
+        guest: str = "",
     ) -> None:
         """Take charge of the engine's steps.
 
@@ -60,16 +67,26 @@ class Evidence:
             seed: of the prompts and of the known questions.
             domain: of the prompts; None mixes all.
             sampled: whether known questions are answered by drawing.
+            guest: a text that a guest asks about again and again; "" for none.
         """
         self._prompts = corpus_prompts(seed=seed)
         self._deployment, self._window, self._planned = deployment, window, planned
-        self._seed, self._sampled = seed, sampled
+        self._seed, self._sampled, self._guest = seed, sampled, guest
+        self._guest_id = -1
+        self._asked_last: list[int] = []
+        self._labels: dict[int, str] = {}
+        self.padding = [pad_token(deployment.require())] * 2
+        """What the guest's client puts between two texts."""
+        self.refused: set[str] = set()
+        """Labels of requests that the gateway refuses."""
         self.ledger = Ledger()
         self.traffic = Traffic(self._prompts, running, seed)
         self.traffic.choose(domain=domain)
         self._generation = deployment.generation
         self._questions = _questions(deployment.require(), self._prompts)
         self._known: tuple[int, ...] = ()
+        self._choices: Array = np.zeros((0, 0, 0), np.int64)
+        """(N, L, K) the experts of the known questions' tokens, as they were."""
         self.plan: Plan = lambda load_LE, spare: None
         """How a job beside the engine publishes a table."""
 
@@ -83,16 +100,33 @@ class Evidence:
             self._start_over()
         try:
             self.traffic.fill(engine)
+            self._let_guest_ask(engine)
             outputs = engine.step()
         except WorkbenchError as ended:
             self._deployment.crashed(str(ended))
             return []
         self.traffic.settle(outputs)
+        if any(output.finished and output.request_id == self._guest_id for output in outputs):
+            self._guest_id = -1
         self.ledger.take(outputs)
         tokens = sum(len(output.token_ids) for output in outputs)
         for job in self._deployment.jobs.values():
             job.tick(self._window.trace, tokens, self.plan)
         return outputs
+
+    def refuse(self, label: str) -> None:
+        """Let the gateway refuse requests of a label, and end those that run."""
+        self.refused.add(label)
+        if label == GUEST and self._guest_id >= 0 and self._deployment.engine is not None:
+            self._deployment.engine.abort(self._guest_id)
+
+    def broken(self) -> dict[str, int]:
+        """Return by label how many recorded rows have choices that rest on no numbers."""
+        columns = self._window.trace().columns
+        margins_NL = columns["rows/margins"]
+        rows = np.flatnonzero(np.isnan(margins_NL).any(axis=1))
+        requests = columns["rows/request_ids"][rows].tolist()
+        return dict(Counter(self._labels.get(number, "other") for number in requests))
 
     def choose(self, *, running: int | None = None, domain: str | None = None) -> None:
         """Ask other things of the engine from now on; what is None stays."""
@@ -108,16 +142,28 @@ class Evidence:
                 return
             self.step()
 
-    def settle(self) -> None:
-        """Run steps until the newest planned table is in force on every rank, or is given up."""
+    def settle(self, *, ordered: bool = False) -> None:
+        """Run steps until a new engine is under way, and the newest table in force or given up.
+
+        Args:
+            ordered: whether ranks may have been ordered something that only a step does.
+        """
         until = time.monotonic() + SETTLE_S
+        fresh = self._generation != self._deployment.generation
         for _ in range(SETTLE_STEPS):
             engine = self._deployment.engine
-            if engine is None or not engine.ranks or time.monotonic() > until:
+            if engine is None or time.monotonic() > until:
                 return
+            behind = engine.table.version < int(str(self._planned[-1]["version"]))
+            if not (fresh or engine.ranks and (behind or ordered)):
+                return
+            ordered = False
             self.step()
+            if fresh:  # a new engine has all prompts before it at once, which says nothing
+                fresh = bool(self._window.trace().columns["steps/num_prefill_rows"][-1:].any())
+                continue
             gave_up = any(note.action == "give_up_table" for note in self._window.trace().controls)
-            if gave_up or engine.table.version >= int(str(self._planned[-1]["version"])):
+            if gave_up:
                 return
 
     def clear(self) -> None:
@@ -126,8 +172,9 @@ class Evidence:
         self.ledger.clear()
 
     def write_down_answers(self) -> None:
-        """Ask every question and keep the answers as the right ones."""
+        """Ask every question; keep the answers and the choices of experts as the right ones."""
         self._known = tuple(self.ask())
+        self._choices = self._chosen()
 
     def ask(self, instance: int = 0) -> list[int]:
         """Ask every question, the first instance beside its traffic.
@@ -141,7 +188,7 @@ class Evidence:
         if instance == 0:
             return self._asked(self._deployment.engine, self.step)
         other = self._deployment.others[instance - 1]
-        return self._asked(other, other.step if other is not None else list)
+        return self._asked(other, other.step if other is not None else list, instance)
 
     def readings(self) -> Readings:
         """Return what an operator has before them now."""
@@ -154,11 +201,16 @@ class Evidence:
             known=self._known,
             facts=self._deployment.facts() | {"canary": _canary(engine)},
             ledger=self.ledger.facts(),
+            choices=self._chosen,
+            choices_known=self._choices,
+            units=tuple(self._window.units),
             published=self._deployment.published,
             folder=self._deployment.folder,
         )
 
-    def _asked(self, engine: Engine | None, step: Callable[[], list[RequestOutput]]) -> list[int]:
+    def _asked(
+        self, engine: Engine | None, step: Callable[[], list[RequestOutput]], instance: int = 0
+    ) -> list[int]:
         from engine import SamplingParams
 
         if engine is None:
@@ -166,7 +218,15 @@ class Evidence:
         params = SamplingParams(max_tokens=1, ignore_eos=True)
         if self._sampled:
             params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, ignore_eos=True)
-        waiting = [engine.add(question, params, label=_KNOWN) for question in self._questions]
+        # What is drawn follows from the instance's seed and the question, as at a gateway that
+        # gives each text a seed of its own.
+        base = int(self._deployment.all_options[instance].get("seed", 0)) * 1009
+        waiting = [
+            engine.add(question, replace(params, seed=base + number), label=_KNOWN)
+            for number, question in enumerate(self._questions)
+        ]
+        if instance == 0:
+            self._asked_last = waiting
         given: dict[int, tuple[int, ...]] = {}
         with self._window.closed():
             while len(given) < len(waiting):
@@ -178,13 +238,39 @@ class Evidence:
                 raise Unreadable("the engine ended while it was asked.")
         return [token for request_id in waiting for token in given[request_id]]
 
+    def _let_guest_ask(self, engine: Engine) -> None:
+        """Add the guest's request once the last has ended, unless the gateway refuses it."""
+        from engine import SamplingParams
+
+        if not self._guest or self._guest_id >= 0 or GUEST in self.refused:
+            return
+        params = SamplingParams(max_tokens=GUEST_TOKENS, ignore_eos=True)
+        text = engine.tokenizer.encode(self._guest)
+        self._guest_id = engine.add([*text, *self.padding, *text], params, label=GUEST)
+        self._labels[self._guest_id] = GUEST
+
+    def _chosen(self) -> Array:
+        """Return (N, L, K) the experts of the tokens of the questions asked last, each in order."""
+        columns = self._window.exam.trace().columns
+        requests, positions = columns["rows/request_ids"], columns["rows/positions"]
+        mine = np.flatnonzero(np.isin(requests, self._asked_last))
+        order = mine[np.lexsort((positions[mine], requests[mine]))]
+        return np.sort(columns["rows/topk_ids"][order], axis=-1)
+
     def _start_over(self) -> None:
         """Let a new engine have traffic of its own: the old one's requests are lost with it."""
         before, self._generation = self.traffic, self._deployment.generation
         self.ledger.lost(before.num_alive)
         self.traffic = Traffic(self._prompts, before.running, self._seed + self._generation)
         self.traffic.choose(domain=before.domain)
+        self._guest_id = -1
         self._window.clear()
+
+
+def pad_token(engine: Engine) -> int:
+    """Return the id that fills gaps in batches of other systems; no text of ours has it."""
+    token = engine.model_config.pad_token_id
+    return engine.model_config.vocab_size - 1 if token is None else token
 
 
 def _canary(engine: Engine | None) -> Any:

@@ -64,6 +64,8 @@ class Hands:
     """Runs traffic until so many rows are recorded."""
     trace: Callable[[], Trace]
     """Returns what is recorded since the last change."""
+    refuse: Callable[[str], None]
+    """Lets the gateway refuse requests of a label from now on."""
 
     @property
     def control(self) -> Control:

@@ -27,10 +27,14 @@ class Job:
 
     does = ""
     """What it is there for, in words."""
+    hidden = False
+    """Whether an operator does not see it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = False
+        self.hung = False
+        """Whether it does nothing although its process lives."""
         self.runs = 0
         """How often it has done what it does."""
         self.last_s: float | None = None
@@ -42,7 +46,7 @@ class Job:
 
     def stop(self) -> None:
         """Run no more; again does nothing."""
-        self.running = False
+        self.running = self.hung = False
 
     def tick(self, trace: Callable[[], Trace], rows: int, plan: Plan) -> None:
         """Do what is due after a step; called between steps."""
@@ -82,7 +86,9 @@ class Rebalancer(Job):
     def tick(self, trace: Callable[[], Trace], rows: int, plan: Plan) -> None:
         """Publish a table once enough rows have run since the last."""
         self._seen += rows
-        if self.running and self._seen >= self.every_rows and (recent := trace()).num_rows:
+        if self.hung or not self.running:
+            return
+        if self._seen >= self.every_rows and (recent := trace()).num_rows:
             self._seen = 0
             plan(recent.expert_counts(), self.spare)
             self.did()

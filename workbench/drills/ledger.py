@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,14 @@ class Ledger:
         """Begin anew."""
         self._finished = self._lost = self._tokens = 0
         self._rerun: dict[str, int] = {}
+        self._longest_s, self._last_s = 0.0, time.monotonic()
 
     def take(self, outputs: Sequence[RequestOutput]) -> None:
         """Count what one step brought."""
+        if outputs:
+            now = time.monotonic()
+            self._longest_s = max(self._longest_s, now - self._last_s)
+            self._last_s = now
         for output in outputs:
             self._tokens += len(output.token_ids)
             if (done := output.completion) is not None:
@@ -39,5 +45,6 @@ class Ledger:
             "finished": self._finished,
             "lost": self._lost,
             "tokens": self._tokens,
+            "longest_pause_s": round(self._longest_s, 3),
             "rerun_rows": dict(self._rerun),
         }

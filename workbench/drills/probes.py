@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.events import CAUSES
 from workbench.drills import probes_deploy, probes_time
 from workbench.drills.readings import (
     MEANINGS,
@@ -105,13 +106,30 @@ def experts_a_token(readings: Readings, rows: int = ROWS) -> float:
     return float(chosen.sum(axis=2).mean())
 
 
+@probe("count", "devices that a token's rows go to / tokens, by layer")
+def devices_a_token(readings: Readings, rows: int = ROWS) -> float:
+    """Return to how many devices a token is sent in each layer."""
+    enough(readings, rows)
+    devices_NLK = _devices(readings)
+    grid = np.arange(readings.table.num_devices)
+    return float((devices_NLK[..., None] == grid).any(axis=2).sum(axis=-1).mean())
+
+
 @probe("share", "rows run where another expert is held / rows")
 def misplaced_rows(readings: Readings, rows: int = ROWS) -> float:
-    """Return the share of rows that ran where the running table holds another expert."""
+    """Return the share of the running table's rows that ran where it holds another expert."""
     trace, table = enough(readings, rows), readings.table
-    phy_NLK = trace.columns["rows/phy_ids"].astype(np.int64)
+    mine_N = trace.columns["steps/table_version"][trace.row_steps] == table.version
+    phy_NLK = trace.columns["rows/phy_ids"][mine_N].astype(np.int64)
     held_NLK = table.phy2log[np.arange(table.num_layers)[:, None], phy_NLK]
-    return float((held_NLK != trace.columns["rows/topk_ids"]).mean())
+    wrong_NLK = (held_NLK != trace.columns["rows/topk_ids"][mine_N]) & (phy_NLK >= 0)
+    return float(wrong_NLK.mean()) if wrong_NLK.size else 0.0
+
+
+@probe("share", "(token, expert) pairs that found no room / pairs")
+def dropped_share(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of chosen experts that a token never reached."""
+    return float((enough(readings, rows).columns["rows/phy_ids"] < 0).mean())
 
 
 @probe("count", "0: the running table is the planned one; 1: it is not")
@@ -156,6 +174,43 @@ def other_answers_kept(readings: Readings, instance: int = 1) -> float:
     return float((np.asarray(readings.ask(instance)) == np.asarray(readings.known)).mean())
 
 
+@probe("share", "tokens of known questions that choose other experts than before", live=False)
+def drift(readings: Readings, layer: int) -> float:
+    """Return the share of tokens that choose other experts in a layer; -1 is the last one."""
+    known_NLK = readings.choices_known
+    if not known_NLK.size:
+        raise Unreadable("no choices were written down before the drill.")
+    readings.ask()
+    now_NLK = readings.choices()
+    if now_NLK.shape != known_NLK.shape:
+        raise Unreadable("the questions have other numbers of experts than before.")
+    return float((now_NLK[:, layer] != known_NLK[:, layer]).any(axis=-1).mean())
+
+
+@probe("share", "known questions an instance answers alike twice / questions", live=False)
+def instance_repeats(readings: Readings, instance: int = 1) -> float:
+    """Return the share of tokens that an instance gives again when it is asked again."""
+    first, again = readings.ask(instance), readings.ask(instance)
+    return float((np.asarray(first) == np.asarray(again)).mean())
+
+
+@probe("share", "rows whose tokens were proposed and rejected / rows")
+def rejected_rows(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of rows that ran for a proposal that was thrown away."""
+    causes = enough(readings, rows).columns["rows/causes"]
+    return float((causes == CAUSES.index("rejected_draft")).mean())
+
+
+@probe("share", "proposed tokens that stand / proposed tokens")
+def acceptance(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of a draft's proposals that the target accepts."""
+    columns = enough(readings, rows).columns
+    drafted = columns["rows/drafted"] > 0
+    if not drafted.any():
+        raise Unreadable("no draft proposes anything.")
+    return float((columns["rows/causes"][drafted] == CAUSES.index("accepted")).mean())
+
+
 @probe("count", "rows with gate logits that are not finite")
 def broken_rows(readings: Readings) -> float:
     """Return how many rows had gate logits that are not finite numbers."""
@@ -178,5 +233,6 @@ def device_rows(readings: Readings) -> list[list[int]]:
 
 
 def _devices(readings: Readings) -> Array:
-    """Return (N, L, K) the device each row ran on."""
-    return readings.table.rank_of_phy[readings.trace.columns["rows/phy_ids"].astype(np.int64)]
+    """Return (N, L, K) the device each row ran on, -1 for one that was dropped."""
+    phy_NLK = readings.trace.columns["rows/phy_ids"].astype(np.int64)
+    return np.where(phy_NLK >= 0, readings.table.rank_of_phy[phy_NLK], -1)

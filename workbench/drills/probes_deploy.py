@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from engine.events import CAUSES
 from workbench.drills.readings import ROWS, Readings, Unreadable, enough, probe
 
 
@@ -55,6 +56,7 @@ def strange_files(readings: Readings) -> float:
 @probe("count", "times that ranks were lost or failed together since the last change")
 def recoveries(readings: Readings, rows: int = ROWS) -> float:
     """Return how often the ranks had to join anew."""
+    enough(readings, rows)
     return float(_noted(readings, "recover"))
 
 
@@ -64,11 +66,17 @@ def tables_given_up(readings: Readings) -> float:
     return float(_noted(readings, "give_up_table"))
 
 
-@probe("count", "rows run again after a loss, since the last change")
-def rerun_rows(readings: Readings) -> float:
-    """Return how many rows ran again because ranks were lost."""
-    causes = readings.trace.columns["rows/causes"]
-    return float((causes > 0).sum())
+@probe("count", "version of the newest plan - version of the table in force")
+def plans_behind(readings: Readings) -> float:
+    """Return how many planned tables are newer than the one in force."""
+    return float(int(str(readings.planned["version"])) - readings.table.version)
+
+
+@probe("share", "rows run again because ranks were lost or failed together / rows")
+def recovered_rows(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of rows that had run before and ran again."""
+    causes = enough(readings, rows).columns["rows/causes"]
+    return float((causes == CAUSES.index("recovery")).mean())
 
 
 @probe("count", "rows run since a table was last published")

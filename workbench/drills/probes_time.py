@@ -39,22 +39,22 @@ def stage_ms_a_row(readings: Readings, stage: str, rows: int = ROWS) -> float:
     return float(_stage(trace, stage).sum() / trace.num_rows)
 
 
-@probe("ratio", "95th percentile / median of the stage's time, over steps without prompts")
-def stage_spread(readings: Readings, stage: str, rows: int = ROWS) -> float:
-    """Return how far the slow steps of a stage lie above the usual ones."""
+@probe("share", "steps of which the stage takes more than a fifth / steps")
+def stage_outliers(readings: Readings, stage: str, rows: int = ROWS) -> float:
+    """Return the share of steps of which one stage takes more than a fifth."""
+    trace = enough(readings, rows)
+    return float((_stage(trace, stage) > 0.2 * trace.columns["steps/duration_ms"]).mean())
+
+
+@probe("count", "median of rows, over steps without prompts")
+def rows_a_step(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows a step runs that only decodes."""
     trace = enough(readings, rows)
     plain = trace.columns["steps/num_prefill_rows"] == 0
-    spent = _stage(trace, stage)[plain]
-    if len(spent) < LEAST_STEPS:
+    counts = np.diff(trace.columns["steps/row_start"])[plain]
+    if len(counts) < LEAST_STEPS:
         raise Unreadable("too few steps without prompts have run; try again in a moment.")
-    return float(np.quantile(spent, 0.95) / max(float(np.median(spent)), 1e-3))
-
-
-@probe("count", "rows / steps")
-def rows_a_step(readings: Readings, rows: int = ROWS) -> float:
-    """Return how many rows a step runs, in the mean."""
-    trace = enough(readings, rows)
-    return trace.num_rows / trace.num_steps
+    return float(np.median(counts))
 
 
 @probe("count", "median over steps of the requests that wait")
@@ -63,13 +63,29 @@ def waiting_requests(readings: Readings, rows: int = ROWS) -> float:
     return float(np.median(enough(readings, rows).columns["steps/num_waiting"]))
 
 
-@probe("s", "longest time from the start of a step to the start of the next")
+@probe("s", "longest time between two steps that brought tokens, as the gateway saw it")
 def longest_pause(readings: Readings, rows: int = ROWS) -> float:
-    """Return the longest time in which nobody got a token."""
-    times = enough(readings, rows).columns["steps/time_s"]
-    if len(times) < LEAST_STEPS:
-        raise Unreadable("too few steps have run; try again in a moment.")
-    return float(np.diff(times).max())
+    """Return the longest time in which nobody got a token, since the last change."""
+    enough(readings, rows)
+    return float(readings.ledger["longest_pause_s"])
+
+
+@probe("ms", "median of the steps' time, over steps without prompts")
+def step_ms(readings: Readings, rows: int = ROWS) -> float:
+    """Return how long a step takes that only decodes."""
+    trace = enough(readings, rows)
+    plain = trace.columns["steps/num_prefill_rows"] == 0
+    if plain.sum() < LEAST_STEPS:
+        raise Unreadable("too few steps without prompts have run; try again in a moment.")
+    return float(np.median(trace.columns["steps/duration_ms"][plain]))
+
+
+@probe("share", "rows that a rank's experts run / rows, the rank with most")
+def largest_rank(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of all expert rows that run on the rank with most of them."""
+    trace = _ranked(readings, rows)
+    rows_G = trace.columns["ranks/rows"].sum(axis=0)
+    return float(rows_G.max() / rows_G.sum())
 
 
 @probe("count", "messages between ranks / steps")

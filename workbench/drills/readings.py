@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from engine.events import UnitEvent
 from engine.routing.table import RoutingTable
+from workbench.trace.schema import Array
 from workbench.trace.trace import Trace
 
 ROWS = 400
@@ -37,6 +41,12 @@ class Readings:
     """Asks an instance (0 is the first) the known questions; returns the tokens it answered."""
     known: Sequence[int] = ()
     """The answers the engine gave before the drill."""
+    choices: Callable[[], Array] = field(default=lambda: np.zeros((0, 0, 0)), repr=False)
+    """Returns (N, L, K) the experts of the questions' tokens, as they were asked last."""
+    choices_known: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    """(N, L, K) the same from before the drill."""
+    units: Sequence[tuple[UnitEvent, ...]] = ()
+    """By recorded step: the number formats of each layer, where they are routed."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of `Deployment.facts`: options, log of starts, ranks, jobs; and the last `canary`."""
     ledger: Mapping[str, Any] = field(default_factory=dict)

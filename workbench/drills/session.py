@@ -8,7 +8,7 @@ directly.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from workbench.drills.checks import (
 )
 from workbench.drills.deployment import Deployment
 from workbench.drills.evidence import Evidence
-from workbench.drills.probes import device_rows
+from workbench.drills.observation import seen
 from workbench.drills.proof import compared, hashes
 from workbench.drills.readings import MEANINGS, ROWS, Readings, Unreadable
 from workbench.drills.scenario import Call, Scenario
@@ -37,7 +37,6 @@ from workbench.drills.window import Window
 
 if TYPE_CHECKING:
     from engine import Engine
-    from engine.routing.table import RoutingTable
 
 SAMPLE_EVERY_S = 1.0
 
@@ -95,9 +94,11 @@ class Session:
             running=deployed.running,
             domain=deployed.domain,
             sampled=deployed.sampled,
+            guest=deployed.guest,
             seed=self.seed,
         )
         self._target.choose_traffic = self._evidence.choose
+        self._target.run = self._evidence.gather
         self._evidence.plan = self._target.plan
         deployment.on_start = self._target.started_over
 
@@ -146,6 +147,7 @@ class Session:
     def snapshot(self) -> None:
         """Take the hashes that the engine must have again at the end."""
         self.hashes = hashes(self.deployment)
+        self._target.snapshot = self.engine.table
         self._note("steady", values=dict(self.steady), hashes=dict(self.hashes))
 
     def break_it(self) -> None:
@@ -203,26 +205,16 @@ class Session:
     def observe(self) -> dict[str, Any]:
         """Measure every signal now, and show load, table and policy as an operator sees them."""
         self._evidence.gather(self._needed_rows())
-        readings, engine = self.readings(), self.deployment.engine
-        trace, control = readings.trace, {} if engine is None else engine.control.state()
+        readings = self.readings()
         return {
             "signals": [
                 judge(probe, readings, self.steady).as_dict() for probe in self.scenario.signals
             ],
             "acts": len(self.acts),
-            "rows": trace.num_rows,
-            "expert_counts": trace.expert_counts().tolist(),
-            "device_rows": device_rows(readings),
-            "table": None if engine is None else _table(engine.table, readings.planned),
-            "policy": {
-                name: control.get(name) for name in ("banned", "forced", "bias", "smoothing")
-            },
-            "engine": None if engine is None else engine.stats().as_dict(),
-            "deployment": dict(readings.facts),
-            "requests": dict(readings.ledger),
+            **seen(self.deployment, readings, self._evidence.broken()),
         }
 
-    def act(self, name: str, **arguments: Any) -> dict[str, Any]:
+    def act(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Change the engine as an operator would.
 
         Raises:
@@ -232,12 +224,16 @@ class Session:
         """
         self._require_running()
         hands = Hands(
-            self.deployment, self._target.publish, self._evidence.gather, self.window.trace
+            self.deployment,
+            self._target.publish,
+            self._evidence.gather,
+            self.window.trace,
+            self._evidence.refuse,
         )
         said = perform(name, arguments, hands, self.window.trace())
         self.acts.append({"act": name, **arguments})
         self._note("act", act=name, arguments=arguments, said=said)
-        self._evidence.settle()
+        self._evidence.settle(ordered=True)
         self._evidence.clear()
         return {"said": said}
 
@@ -385,15 +381,3 @@ class Session:
 
     def _note(self, what: str, **detail: Any) -> None:
         self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
-
-
-def _table(table: RoutingTable, planned: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "version": table.version,
-        "sha256": table.sha256(),
-        "planned": dict(planned),
-        "phy2log": table.phy2log.tolist(),
-        "log2phy": table.log2phy.tolist(),
-        "num_replicas": table.num_replicas.tolist(),
-        "rank_of_phy": table.rank_of_phy.tolist(),
-    }

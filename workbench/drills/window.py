@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.events import ControlEvent, Event, Sink
+from engine.events import ControlEvent, Event, Sink, StartEvent, StepEvent, UnitEvent
 from workbench.trace.recorder import Recorder
+
+EXAM_ROWS = 20_000
+MAX_STEPS = 4096
 
 
 class Window(Recorder):
-    """A recorder of the recent past that can look away."""
+    """A recorder of the recent past that keeps what is only asked apart from it."""
 
     enabled = True
 
+    def __init__(self, *, max_rows: int) -> None:
+        super().__init__(max_rows=max_rows)
+        self.exam = Recorder(max_rows=EXAM_ROWS)
+        """Records while known questions are asked."""
+        self.units: deque[tuple[UnitEvent, ...]] = deque(maxlen=MAX_STEPS)
+        """By recorded step: the number formats of each layer, where they are routed."""
+        self._asking = False
+
+    def emit(self, event: Event) -> None:
+        """Remember one event where it belongs."""
+        if isinstance(event, StartEvent):
+            self.exam.emit(event)
+        elif self._asking:
+            self.exam.emit(event)
+            return
+        elif isinstance(event, StepEvent) and event.units:
+            self.units.append(event.units)
+        super().emit(event)
+
+    def clear(self) -> None:
+        """Forget the recent past."""
+        super().clear()
+        self.units.clear()
+
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Within this, record nothing: what is asked here is no traffic."""
-        self.enabled = False
+        """Within this, record apart: what is asked here is no traffic."""
+        self.exam.clear()
+        self._asking = True
         try:
             yield
         finally:
-            self.enabled = True
+            self._asking = False
 
 
 class Discreet:

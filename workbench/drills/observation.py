@@ -1,0 +1,43 @@
+"""What an operator has before them beside the signals: load, table, policy, engine, requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from workbench.drills.probes import device_rows
+from workbench.drills.readings import Readings
+
+if TYPE_CHECKING:
+    from engine.routing.table import RoutingTable
+    from workbench.drills.deployment import Deployment
+
+POLICY = ("banned", "forced", "bias", "smoothing", "capacity_factor")
+
+
+def seen(deployment: Deployment, readings: Readings, broken: Mapping[str, int]) -> dict[str, Any]:
+    """Return what is before an operator now, fit for JSON; no engine, no table."""
+    engine, trace = deployment.engine, readings.trace
+    control = {} if engine is None else engine.control.state()
+    return {
+        "rows": trace.num_rows,
+        "expert_counts": trace.expert_counts().tolist(),
+        "device_rows": device_rows(readings),
+        "table": None if engine is None else _table(engine.table, readings.planned),
+        "policy": {name: control.get(name) for name in POLICY},
+        "engine": None if engine is None else engine.stats().as_dict(),
+        "deployment": dict(readings.facts),
+        "requests": {**readings.ledger, "broken": dict(broken)},
+    }
+
+
+def _table(table: RoutingTable, planned: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "version": table.version,
+        "sha256": table.sha256(),
+        "planned": dict(planned),
+        "phy2log": table.phy2log.tolist(),
+        "log2phy": table.log2phy.tolist(),
+        "num_replicas": table.num_replicas.tolist(),
+        "rank_of_phy": table.rank_of_phy.tolist(),
+    }
