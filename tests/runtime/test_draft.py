@@ -81,6 +81,10 @@ def test_the_lean_path_computes_what_the_trained_network_does():
         network.run([Feed(second, ids[9:20])])
         got = network.run([Feed(second, ids[20:21])])
         torch.testing.assert_close(got[0], wanted[20], atol=1e-3, rtol=1e-4)
+        got = network.run([Feed(second, ids[21:24])])  # few rows, one by one
+        torch.testing.assert_close(got[0], wanted[23], atol=1e-3, rtol=1e-4)
+        got = network.run([Feed(second, ids[24:38])])  # many in one go, after them
+        torch.testing.assert_close(got[0], wanted[37], atol=1e-3, rtol=1e-4)
         torch.testing.assert_close(network.read(ids, 5), wanted[34:39], atol=1e-3, rtol=1e-4)
 
 
