@@ -108,11 +108,14 @@ class Drafter:
                 row_s = (policy.costs.step_s(rows) - policy.costs.step_s(base)) / (rows - base)
         elif policy.adaptive:
             return
-        proposals = [chunk for chunk, _, _ in result.sampled if chunk.proposal is not None]
-        for chunk in proposals:
-            assert chunk.proposal is not None, "just asked"
-            spent_s = self._thought_s / len(proposals) + chunk.proposal.num_drafts * row_s
-            self._judge(chunk, chunk.proposal, spent_s, base)
+        thinkers = sum(chunk.proposal is not None for chunk, _, _ in result.sampled)
+        for chunk, _, _ in result.sampled:
+            sequence, proposal = chunk.sequence, chunk.proposal
+            if proposal is not None:
+                spent_s = self._thought_s / thinkers + proposal.num_drafts * row_s
+                self._judge(chunk, proposal, spent_s, base)
+            elif self._priced and _state(sequence).track.on:
+                policy.weigh(_state(sequence).track, 0, 0.0, base, sequence.num_output)
 
     def _concerns(self, chunks: SequenceOf[Chunk], places: SequenceOf[int]) -> bool:
         """Say whether a step has anything to do with the draft, and set whether it is priced.
