@@ -8,7 +8,7 @@ never device tensors and never a reference to engine state, so a listener may ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -369,3 +369,20 @@ class Tee:
         for sink in self.sinks:
             if sink.enabled:
                 sink.emit(event)
+
+
+class Filtered:
+    """Hands on what one function leaves of each event; None leaves nothing."""
+
+    def __init__(self, sink: Sink, left: Callable[[Event], Event | None]) -> None:
+        self._sink, self._left = sink, left
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the sink behind listens."""
+        return self._sink.enabled
+
+    def emit(self, event: Event) -> None:
+        """Hand on what is left of an event."""
+        if (left := self._left(event)) is not None:
+            self._sink.emit(left)

@@ -22,7 +22,7 @@ from engine.checkpoint.manifest import NAME as MANIFEST
 from engine.checkpoint.manifest import read_manifest
 from engine.config import ModelConfig
 from engine.errors import MachineError
-from engine.events import Sink, Tee
+from engine.events import Filtered, Sink, Tee
 from engine.exchange.group import Group, host_store
 from engine.runtime.engine import Engine
 from engine.runtime.telemetry import Telemetry
@@ -44,7 +44,7 @@ from engine.serve.rpc import Rpc
 from engine.serve.service import Service
 from engine.serve.stages import Say, Stages
 from engine.serve.tally import ServeTally
-from engine.serve.watch import WithoutTexts
+from engine.serve.watch import without_texts
 
 CHECK_S = 60.0
 
@@ -107,7 +107,7 @@ def started(config: ServeConfig, say: Say = lambda words: None) -> Iterator[Serv
         with stages.stage("weights") as found:
             found(_checked(config, model))
             telemetry = stack.enter_context(closing(Telemetry()))
-            loop, monitor = _loaded(config, model, health, WithoutTexts(telemetry))
+            loop, monitor = _loaded(config, model, health, Filtered(telemetry, without_texts))
             stack.callback(loop.close)
             _hold_back(config, loop.engine)
             for line in placement_lines(model, loop.engine.table, ranks=bool(loop.engine.ranks)):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, EngineConfig
+from engine import Engine, EngineConfig, SamplingParams
+from engine.runtime.sequence import Sequence
 from engine.runtime.telemetry import Telemetry
 from tests.runtime.telemetry_examples import KEY
 
@@ -39,6 +40,27 @@ class Listener:
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
+
+
+STEP_S = 10.0
+"""Seconds of waiting that one step of priority is worth."""
+
+
+def sequence(request_id, tokens=4, *, priority=0, arrived_s=0.0):
+    """Return a sequence for a scheduler without a model."""
+    return Sequence(
+        request_id=request_id,
+        label="",
+        prompt_token_ids=[5] * tokens,
+        params=SamplingParams(),
+        max_tokens=8,
+        seed=0,
+        home=0,
+        watch=frozenset(),
+        detokenizer=None,
+        priority=priority,
+        due_s=arrived_s + priority * STEP_S,
+    )
 
 
 @cache

@@ -7,25 +7,7 @@ import pytest
 from engine import EngineConfig, SamplingParams
 from engine.errors import ConfigError, RequestError
 from engine.runtime.scheduler import Scheduler
-from engine.runtime.sequence import Sequence
-
-STEP_S = 10.0
-
-
-def sequence(request_id, tokens=4, *, priority=0, arrived_s=0.0):
-    return Sequence(
-        request_id=request_id,
-        label="",
-        prompt_token_ids=[5] * tokens,
-        params=SamplingParams(),
-        max_tokens=8,
-        seed=0,
-        home=0,
-        watch=frozenset(),
-        detokenizer=None,
-        priority=priority,
-        due_s=arrived_s + priority * STEP_S,
-    )
+from tests.runtime.conftest import sequence
 
 
 def scheduler_of(**options):

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig, SamplingParams
+from engine.config import EngineConfig
 from engine.runtime.scheduler import Scheduler
-from engine.runtime.sequence import Sequence
-
-
-def sequence(request_id, tokens):
-    return Sequence(
-        request_id=request_id,
-        label="",
-        prompt_token_ids=[5] * tokens,
-        params=SamplingParams(),
-        max_tokens=8,
-        seed=0,
-        home=0,
-        watch=frozenset(),
-        detokenizer=None,
-    )
+from tests.runtime.conftest import sequence
 
 
 def ids(sequences):

@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoint.load import read_config
 from engine.errors import CheckpointError, ConfigError
-from engine.events import RequestEvent, TextEvent
+from engine.events import Filtered, RequestEvent, TextEvent
 from engine.routing.placement import contiguous
 from engine.serve.audit import Audit, Entry
 from engine.serve.chat import ChatFormat
@@ -17,7 +17,7 @@ from engine.serve.errors import ApiError
 from engine.serve.journal import Journal
 from engine.serve.placement import placement_lines
 from engine.serve.rate import MAX_CALLERS, Rate
-from engine.serve.watch import WithoutTexts
+from engine.serve.watch import without_texts
 from tests.serve.conftest import MODEL
 
 
@@ -130,7 +130,7 @@ def test_what_is_written_and_asked_does_not_leave_for_those_who_watch():
         enabled = True
         emit = staticmethod(heard.append)
 
-    quiet = WithoutTexts(Sink())
+    quiet = Filtered(Sink(), without_texts)
     quiet.emit(TextEvent(1, "http", "attack", 3, False, 0.0))
     quiet.emit(RequestEvent(1, "added", "http", 0.0, (5, 6)))
     assert heard == [

@@ -7,14 +7,14 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.events import Sink, Tee
+from engine.events import Filtered, Sink, Tee
 from workbench import paths
 from workbench.drills.deployment import Deployment, Extent
 from workbench.drills.jobs import job
 from workbench.drills.proof import hashes
 from workbench.drills.scenario import Scenario
 from workbench.drills.session import Session
-from workbench.drills.window import Discreet, Window
+from workbench.drills.window import Window, discreet
 
 WINDOW_ROWS = 4096
 
@@ -41,7 +41,7 @@ def opened(
     """
     window = Window(max_rows=WINDOW_ROWS)
     sinks = [window] if sink is None else [window, sink]
-    with closing(deployment_of(scenario, model, Discreet(Tee(sinks)))) as deployment:
+    with closing(deployment_of(scenario, model, Filtered(Tee(sinks), discreet))) as deployment:
         deployment.open()
         if not deployment.require().model_config.is_moe:
             raise ConfigError(f"model ({model}) is dense; a drill needs one with experts.")

@@ -25,10 +25,11 @@ from workbench.drills.checks import (
     judge,
     key,
     measure,
+    signals_of,
 )
 from workbench.drills.deployment import Deployment
 from workbench.drills.evidence import Evidence
-from workbench.drills.observation import seen
+from workbench.drills.observation import said, seen
 from workbench.drills.proof import compared, hashes
 from workbench.drills.readings import MEANINGS, ROWS, Readings, Unreadable
 from workbench.drills.scenario import Call, Scenario
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from engine import Engine
 
 SAMPLE_EVERY_S = 1.0
+MOST_WORDS = 500
+"""Characters of a remark."""
 
 
 class Session:
@@ -52,6 +55,7 @@ class Session:
         *,
         seed: int | None = None,
         minutes: float | None = None,
+        surprise: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take an engine that records into `window`, discreetly; nothing runs yet.
@@ -59,13 +63,17 @@ class Session:
         Args:
             scenario: the drill.
             deployment: fresh and open, made for this drill.
-            window: what the engine's sink, a `Discreet`, passes events to.
+            window: what the engine's sink passes `discreet` events to.
             seed: in place of the scenario's: another layer, another expert.
             minutes: in place of the scenario's: how long the fault may last.
+            surprise: whether the drill's title is kept back, as in an incident.
             clock: monotonic seconds.
         """
         self.scenario, self.deployment, self.window = scenario, deployment, window
         self.seed = scenario.seed if seed is None else seed
+        self.surprise = surprise
+        self.who = ""
+        """Whoever asks for something just now; stands beside it in the journal."""
         self.phase = "new"
         """`new`, `running`, `ended`."""
         self.steady: dict[str, float] = {}
@@ -104,11 +112,7 @@ class Session:
 
     @property
     def engine(self) -> Engine:
-        """The running engine.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """The running engine; a RequestError if there is none."""
         return self.deployment.require()
 
     # ---- the drill's course
@@ -127,8 +131,7 @@ class Session:
         tell("answers", 0, 0)
         self._evidence.write_down_answers()
         readings = self.readings()
-        probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
-        different = {key(probe): probe for probe in probes}.values()
+        different = {key(probe): probe for probe in self.scenario.probes}.values()
         for done, probe in enumerate(different):
             tell("measuring", done, len(different))
             try:
@@ -178,23 +181,36 @@ class Session:
 
     # ---- what a learner asks for
 
+    def briefing(self) -> dict[str, Any]:
+        """Return what a learner may know; in an incident not what the drill is called."""
+        return self.scenario.briefing | self._called() | {"surprise": self.surprise}
+
+    def note_down(self, text: str) -> dict[str, Any]:
+        """Write a remark into the journal, for the others and for the debrief.
+
+        Raises:
+            RequestError: the drill has ended, or the text is empty or long.
+        """
+        self._require_running()
+        if not 0 < len(text.strip()) <= MOST_WORDS:
+            raise RequestError(f"a remark must have 1 to {MOST_WORDS} characters.")
+        self._note("remark", said=text.strip())
+        return {"said": text.strip()}
+
     def state(self) -> dict[str, Any]:
         """Return how the drill stands, without anything that would give it away."""
         engine = self.deployment.engine
         return {
             "drill": self.scenario.id,
-            "title": self.scenario.title,
+            **self._called(),
             "phase": self.phase,
             "seed": self.seed,
             "elapsed_s": round(self.elapsed_s, 1),
             "left_s": round(max(0.0, self.minutes * 60 - self.elapsed_s), 1),
             "diagnosis": self.diagnosis,
             "acts": list(self.acts),
-            "diary": [
-                {"at_s": event["at_s"], "said": event["said"]}
-                for event in self.events
-                if event["what"] == "act"
-            ],
+            "diary": said(self.events, "act"),
+            "remarks": said(self.events, "remark"),
             "clues": self.clues,
             "table_version": engine.table.version if engine is not None else None,
             "signals": self.samples[-1]["values"] if self.samples else {},
@@ -230,12 +246,12 @@ class Session:
             self.window.trace,
             self._evidence.refuse,
         )
-        said = perform(name, arguments, hands, self.window.trace())
+        done = perform(name, arguments, hands, self.window.trace())
         self.acts.append({"act": name, **arguments})
-        self._note("act", act=name, arguments=arguments, said=said)
+        self._note("act", act=name, arguments=arguments, said=done)
         self._evidence.settle(ordered=True)
         self._evidence.clear()
-        return {"said": said}
+        return {"said": done}
 
     def diagnose(self, option: str) -> dict[str, Any]:
         """Name the cause; the last one named counts, and whether it is right shows at the end.
@@ -328,16 +344,7 @@ class Session:
             "briefing": self.scenario.briefing,
             "state": self.state() | {"signals": {}, "sampled_s": None},
             "steady": dict(self.steady),
-            "signals": [
-                {
-                    "name": probe.call.name,
-                    "key": key(probe),
-                    "unit": MEANINGS[probe.call.func].unit,
-                    "formula": MEANINGS[probe.call.func].formula,
-                    "limits": list(probe.tolerance.limits(self.steady.get(key(probe), 0.0))),
-                }
-                for probe in self.scenario.signals
-            ],
+            "signals": signals_of(self.scenario, self.steady),
             "events": list(self.events),
             "samples": list(self.samples),
             "checks": {name: verdict.as_dict() for name, verdict in self.verdicts.items()},
@@ -361,8 +368,7 @@ class Session:
 
     def _needed_rows(self) -> int:
         """Return the rows that the most demanding probe wants to see."""
-        probes = [*self.scenario.signals, *(check.probe for check in self.scenario.checks)]
-        return max(int(probe.call.arguments.get("rows", ROWS)) for probe in probes)
+        return max(int(each.call.arguments.get("rows", ROWS)) for each in self.scenario.probes)
 
     def _sample(self) -> None:
         """Note the cheap signals, and end the drill where a stop condition is broken."""
@@ -379,5 +385,13 @@ class Session:
                 self.finish(f"stopped: {verdict.name} is {verdict.value:.3g}", graded=False)
                 return
 
+    def _called(self) -> dict[str, str]:
+        """Return the drill's title, or only its level while that is kept back."""
+        kept_back = self.surprise and self.phase != "ended"
+        level = f"Incident of level {self.scenario.level}"
+        return {"title": level if kept_back else self.scenario.title}
+
     def _note(self, what: str, **detail: Any) -> None:
+        if self.who:
+            detail["who"] = self.who
         self.events.append({"at_s": round(self._clock() - self._began, 2), "what": what, **detail})
