@@ -47,6 +47,11 @@ ROUTES = (
 )
 """Path -> page. The order is that of the links on top of every page."""
 
+_COLOURS = " ".join(
+    f"{root} {{ {themes.css_variables(theme)} }}"
+    for root, theme in zip((":root", ':root[data-theme="dark"]'), themes.THEMES, strict=True)
+)
+"""Both themes' colours, so that a page can change from one to the other without loading anew."""
 _TEMPLATE = (Path(__file__).parent / "template.html").read_text(encoding="utf-8")
 
 
@@ -114,7 +119,7 @@ def _page(route: Route, source: Source) -> Callable[[], pn.Template]:
         template = pn.Template(_TEMPLATE)
         template.add_panel("page", page)
         template.add_variable("theme", theme)
-        template.add_variable("variables", themes.css_variables(theme))
+        template.add_variable("variables", _COLOURS)
         template.add_variable("themed", "theme" in chosen)
         return template
 

@@ -21,7 +21,9 @@ STATE_AGE_S = 0.8
 STALE_S = 0.5
 """Values from before an act are measured again after this long, unless that is under way."""
 _CANCELLED = "The start was cancelled; the drill's engine is gone, and nothing is left of it."
-ASKS = ("observe", "act", "diagnose", "check", "hint", "finish")
+ASKS = ("observe", "act", "diagnose", "check", "hint", "remark", "finish")
+WHO = "page"
+"""What stands in the journal beside what is done here."""
 
 
 class DrillRoom:
@@ -76,11 +78,13 @@ class DrillRoom:
         with self._lock:
             if self.phase in (STARTING, RUNNING):
                 raise MachineError("a drill is running on this page already; finish it first.")
-            self.starting = drills.find(drill).title
+            called = drills.find(drill)
+            surprise = options.get("surprise")
+            self.starting = f"Incident of level {called.level}" if surprise else called.title
             self.stage, self.cancelled = ("engine", 0, 0), False
             self._to(STARTING)
         try:
-            found = drills.start(drill, on_stage=self._on_stage, **options)
+            found = drills.start(drill, on_stage=self._on_stage, who=WHO, **options)
             if self.cancelled:
                 found.close()
                 raise MachineError(_CANCELLED)
@@ -90,6 +94,17 @@ class DrillRoom:
         self._take(found)
         with contextlib.suppress(RequestError):
             self.ask("observe")
+
+    def start_incident(self, level: int) -> None:
+        """Start a drill of a level, drawn at random, whose title is kept back.
+
+        Raises:
+            ConfigError: there is no such level.
+            MachineError: as `start`.
+        """
+        from workbench import drills
+
+        self.start(drills.surprise(level), surprise=True)
 
     def cancel(self) -> None:
         """Break off the drill that is being started, at the next word from its process."""
@@ -103,7 +118,7 @@ class DrillRoom:
 
         if self.phase in (NONE, ENDED):
             with contextlib.suppress(WorkbenchError):
-                self._take(drills.attach())
+                self._take(drills.attach(who=WHO))
 
     def ask(self, name: str, *args: Any, **detail: Any) -> Mapping[str, Any]:
         """Ask the drill for one of `ASKS`.

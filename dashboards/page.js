@@ -1,7 +1,8 @@
 // Fills a skeleton with values, says what was drawn and what the reader did. See page.py.
 
-const LOST_MS = 5000; // this long without a beat: the dashboard's process is gone
-const RETRY_MS = 2000;
+const QUIET_MS = 2000; // this long without a beat: ask whether the server still answers
+const LOST_MS = 5000; // this long, and it may hang
+const RETRY_MS = 1000;
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", Home: "home", End: "end", Escape: "escape" };
 const CHILD_KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End| |t)$/;
 const CHILDREN = ["figure", "second"];
@@ -63,15 +64,46 @@ function render({ model, el }) {
     }
     for (const element of root.querySelectorAll("[data-swap]")) {
       element.addEventListener("click", (event) => {
-        // Change one argument of the address and keep the others.
-        const url = new URL(location.href);
-        const name = element.dataset.swap;
-        url.searchParams.set(name, new URL(element.href).searchParams.get(name));
         event.preventDefault();
-        location.assign(url);
+        swapTheme();
       });
     }
+    for (const element of root.querySelectorAll(".scroll")) {
+      element.addEventListener("scroll", () => markMore(element), { passive: true });
+    }
+    dress();
     fill();
+  };
+
+  // The other theme, where the reader is: nothing is loaded anew.
+  const swapTheme = () => {
+    const theme = otherTheme();
+    document.documentElement.dataset.theme = theme;
+    addressed({ theme });
+    dress();
+    send("theme", theme);
+  };
+
+  const otherTheme = () => (document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+
+  // Links lead to pages in the theme that is on; the button names the other one.
+  const dress = () => {
+    const [theme, other] = [otherTheme() === "dark" ? "light" : "dark", otherTheme()];
+    for (const link of root.querySelectorAll('a[href*="theme="]:not([data-swap])')) {
+      const url = new URL(link.getAttribute("href"), location.href);
+      url.searchParams.set("theme", theme);
+      link.setAttribute("href", url.href);
+    }
+    for (const link of root.querySelectorAll("[data-swap]")) {
+      link.setAttribute("href", `?theme=${other}`);
+      link.setAttribute("title", `Change to the ${other} theme (d)`);
+      link.textContent = other[0].toUpperCase() + other.slice(1);
+    }
+  };
+
+  // Say that there is more below, also where no scroll bar is drawn.
+  const markMore = (element) => {
+    element.toggleAttribute("data-more", element.scrollHeight - element.scrollTop - element.clientHeight > 4);
   };
 
   const place = (name) => {
@@ -106,6 +138,7 @@ function render({ model, el }) {
       }
     }
     if (values.address) addressed(values.address);
+    root.querySelectorAll(".scroll").forEach(markMore);
     lastBeat = performance.now();
     root.removeAttribute("data-lost");
     if (values.beat) {
@@ -165,14 +198,23 @@ function render({ model, el }) {
   };
   document.addEventListener("keydown", onKey);
 
+  // A click leaves the focus where it is, so that keys go on to mean the same on the whole page.
+  root.addEventListener("mousedown", (event) => {
+    const control = event.composedPath()[0].closest?.("button, summary, a.button");
+    if (control && !control.closest("dialog")) event.preventDefault();
+  });
+
   // When the dashboard's process has ended nobody else can say so; when it is back, start anew.
   const watch = setInterval(async () => {
-    if (performance.now() - lastBeat < LOST_MS) return;
-    root.setAttribute("data-lost", "");
+    const silent = () => performance.now() - lastBeat;
+    if (silent() < QUIET_MS) return;
+    if (silent() >= LOST_MS) root.setAttribute("data-lost", "");
     try {
       const answer = await fetch("alive", { cache: "no-store" });
-      if (answer.ok && performance.now() - lastBeat >= LOST_MS) location.reload();
-    } catch { /* still gone */ }
+      if (answer.ok && silent() >= LOST_MS) location.reload();
+    } catch {
+      root.setAttribute("data-lost", ""); // nobody answers there
+    }
   }, RETRY_MS);
 
   model.on("change:skeleton", build);

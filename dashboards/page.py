@@ -10,9 +10,10 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
     <button data-send="pause"></button>         on click: act(name, its value)
     <form data-form="write"></form>             on submit: act(name, its fields)
     <button data-key="t"></button>              that key presses it
-    <a data-swap="theme" href="?theme=dark">    on click: only that argument of the address changes
+    <a data-swap="theme" href="?theme=dark">    on click: the other theme, and act("theme", name)
     <div data-keys data-child="figure"></div>   its application gets the keys nobody else takes
     <div data-child="figure"></div>             where the Panel child `figure` or `second` goes
+    <div class="scroll"></div>                  says so when there is more below
     <div data-size="figure"></div>              act("height", [name, CSS pixels]) when that changes
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dashboards.source import IDLE_S
-from engine.events import ROUTING_STAGES
+from engine.events import ROUTING_STAGES, STAGES
 from engine.runtime.telemetry import Message
 from workbench import theme
 from workbench.views import overhead_state
@@ -22,6 +22,29 @@ NOTHING = "–"
 """Shown where there is no number."""
 METER_TOP = 15.0
 """The overhead meter's right end, in per cent."""
+
+STAGE_WORDS = {
+    "schedule": "choosing which sequences run in this step",
+    "plan": "deciding what a draft model proposes, and what of it stays",
+    "draft": "the draft model’s passes",
+    "embed": "token ids to vectors",
+    "attention": "the attention of all layers",
+    "gate": "the product that gives each expert a logit. It is a part of the model, as the experts "
+    "are, so it counts as computing; deciding begins with select",
+    "select": "choosing the best experts",
+    "place": "looking up which copy of an expert, and on which device",
+    "sort": "putting the slots in the order of their experts",
+    "dispatch": "copying each row to its experts",
+    "wait": "between ranks: waiting for the slowest one",
+    "transfer": "between ranks: rows on their way; in one process what little is left of that",
+    "format": "choosing number formats",
+    "experts": "the experts’ products",
+    "combine": "weighing the experts’ outputs and adding them",
+    "head": "from the last layer to a number for each token of the vocabulary",
+    "sample": "choosing the next token from these",
+    "postprocess": "ids to text, and looking whether a request has ended",
+}
+"""What each of `STAGES` spends its time on."""
 
 COMPUTING_STAGES = ("embed", "attention", "gate", "experts", "combine", "head")
 
@@ -136,6 +159,14 @@ def stage_kind(stage: str) -> str:
     if stage in ROUTING_STAGES:
         return "routing"
     return "compute" if stage in COMPUTING_STAGES else "rest"
+
+
+def stages() -> list[dict[str, str]]:
+    """Return name, kind and meaning of each stage, in the order of a step."""
+    return [
+        {"name": name, "kind": stage_kind(name), "means": STAGE_WORDS.get(name, "")}
+        for name in STAGES
+    ]
 
 
 def overhead(share: float | None) -> dict[str, str]:

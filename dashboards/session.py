@@ -18,9 +18,9 @@ import panel as pn
 
 from dashboards import audience, readings
 from dashboards.page import Page
-from dashboards.source import Snapshot, Source
+from dashboards.source import ENDED, Snapshot, Source
 from engine.errors import WorkbenchError
-from workbench.theme import STATES
+from workbench.theme import STATES, THEMES
 
 FRAME_MS = 60
 """How often a session looks for a new frame for its plots: a little oftener than frames come."""
@@ -127,6 +127,11 @@ class Session:
             match value:
                 case [str(place), int(height)] if 0 < height < 10_000:
                     self.on_height(place, height)
+        elif name == "theme" and value in THEMES:
+            self.theme = value
+            for child in (self.page.figure, self.page.second):
+                if child is not None:
+                    child.theme = value
         elif name == "pause":
             self.ask("traffic", paused=value == "pause")
             return
@@ -234,7 +239,7 @@ def head(snapshot: Snapshot, notice: str) -> dict[str, Any]:
         "pause_word": facts.get("resume_word", "Resume traffic")
         if paused
         else facts.get("pause_word", "Pause traffic"),
-        "no_pause": "paused" not in facts or snapshot.state in ("gone", "refused"),
+        "no_pause": "paused" not in facts or snapshot.state in ENDED,
         "cost": readings.percent(looking.get("thread_share")),
         "readers": looking.get("viewers", 0),
         "open_pages": audience.open_pages(),

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from workbench.trace import Trace
 
 SOURCE_STATES = (
-    "connecting", "loading", "live", "idle", "paused", "replay", "held", "stalled", "gone",
-    "refused",
+    "connecting", "loading", "live", "idle", "paused", "replay", "held", "stalled", "ending",
+    "gone", "refused",
 )  # fmt: skip
 """What a source can be in; how each looks stands in `workbench.theme.STATES`."""
+ENDED = ("ending", "gone", "refused")
+"""Those in which nothing can be asked any more."""
 STALLED_S = 2.0
 """This long without a frame, or without a step while requests run, counts as stalled."""
 IDLE_S = 2.5
@@ -177,6 +179,8 @@ def engine_state(frame: Message | None, silent_s: float) -> tuple[str, str]:
     if frame is None:
         return "connecting", "waiting for the first frame"
     meta = frame.meta
+    if meta["facts"].get("ending"):
+        return "ending", "the engine has been told to end, and this page with it"
     if silent_s > STALLED_S:
         return "stalled", f"no word from the engine for {silent_s:.0f} s"
     if meta["engine"] is None:

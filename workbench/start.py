@@ -104,6 +104,7 @@ def start(
             traffic = Traffic(corpus_prompts(), running)
             serve_actions(desk, engine, traffic, telemetry, window)
             say.news(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
+            stack.callback(telemetry.note, ending=True)  # the first thing said when this ends
             _loop(engine, traffic, desk, telemetry, child, beside, say, seconds)
     except Ended as ended:
         with contextlib.suppress(Ended):

@@ -155,6 +155,7 @@ STATES: dict[str, State] = {
     "replay": State("good", "▶", "Recording"),
     "held": State("muted", "‖", "Recording held"),
     "stalled": State("warn", "▲", "Stalled"),
+    "ending": State("muted", "■", "Engine ending"),
     "gone": State("bad", "■", "Engine gone"),
     "refused": State("bad", "■", "Refused"),
     # a probe or a check of a drill

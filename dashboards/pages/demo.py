@@ -91,7 +91,7 @@ class Demo(Session):
             "led": live is not None,
             "told": self._told(snapshot),
             "steppable": self._steppable(live),
-            "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
+            "stages": readings.stages(),
             "meter_top": readings.METER_TOP,
         }
 

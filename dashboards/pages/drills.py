@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from dashboards import acts, readings
+from dashboards import acts, drill_words, readings
 from dashboards.course import Course, curve, in_words
 from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
+from engine.errors import WorkbenchError
 from workbench.drills.stages import STAGES
+from workbench.output import count
 from workbench.theme import STATES
 from workbench.widgets import MapSpec, fair_shares, load_spec
 
@@ -27,7 +29,9 @@ _WHOSE = (
     "This drill has an engine of its own; status and Pause above are those of the engine on the "
     "other pages."
 )
-NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY = 4, 6, 3, 6
+NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY, NUM_REMARKS = 4, 6, 3, 6, 6
+_HASHED = {"table": "table, without its version"}
+"""What a hash is of, where its name alone would mislead: versions rise and never come back."""
 _STYLES = (Path(__file__).parent / "drills.css").read_text(encoding="utf-8")
 ROOM = DrillRoom()
 """The drill of this process, for all who look."""
@@ -45,6 +49,8 @@ class Drills(Session):
         self.listed: Fetched[tuple[dict[str, Any], ...]] = Fetched(self, self._list, 3600.0)
         self.polled: Fetched[int] = Fetched(self, self._poll, READ_EVERY_S)
         self.busy = ""
+        self.answers: dict[str, tuple[str, str]] = {}
+        """The act that was tried last: tone, and how it went."""
         self._drawn: Any = None
         self.map, self.devices = PageMap(self.theme), PageMap(self.theme)
         self.map.fit(250)
@@ -72,6 +78,7 @@ class Drills(Session):
                 "checks": range(NUM_CHECKS),
                 "clues": range(NUM_CLUES),
                 "diary": range(NUM_DIARY),
+                "remarks": range(NUM_REMARKS),
             }
         if room.phase == ENDED:
             parts["end"] = ending(room.seen.get("finish"), room.briefing)
@@ -81,7 +88,13 @@ class Drills(Session):
         """Draw again also when the drill has changed."""
         self.listed.refresh()
         self.polled.refresh()
-        return (*super().news(snapshot), self.room.count, self.listed.count, self.busy)
+        return (
+            *super().news(snapshot),
+            self.room.count,
+            self.listed.count,
+            self.busy,
+            *self.answers.values(),
+        )
 
     def draw(self, snapshot: Snapshot) -> None:
         """Draw the load of experts and devices as last measured."""
@@ -102,6 +115,10 @@ class Drills(Session):
         room = self.room
         if name == "start" and isinstance(value, str):
             self._do("Starting", lambda: room.start(value))
+        elif name == "incident" and str(value).isdigit():
+            self._do("Starting", lambda: room.start_incident(int(value)))
+        elif name == "remark" and isinstance(value, dict):
+            self._do("Noting", lambda: room.ask("remark", drill_words.remark(value)))
         elif name == "cancel":
             room.cancel()
         elif name == "observe":
@@ -135,13 +152,19 @@ class Drills(Session):
             "engine": _WHOSE,
             "left": f"{left // 60}:{left % 60:02d} left",
             "diagnosis": f"Named: {chosen}" if chosen else "Not named yet",
-            **_table(seen.get("observe"), room.stale),
-            **_deployment(seen.get("observe")),
+            **{
+                f"n{at}": option == state.get("diagnosis")
+                for at, option in enumerate(room.briefing["options"])
+            },
+            **self._answers(),
+            **drill_words.table(seen.get("observe"), room.stale),
+            **drill_words.deployment(seen.get("observe")),
             **_signals(room.briefing, seen.get("observe")),
             **_curves(room.briefing, room.course, seen.get("observe")),
             **_checks(seen.get("check")),
             **_lines("k", room.clues, NUM_CLUES),
             **_lines("y", room.diary[-NUM_DIARY:], NUM_DIARY),
+            **_lines("m", drill_words.remarks(state, NUM_REMARKS), NUM_REMARKS),
             "no_diary": bool(room.diary),
             "hint_word": f"Clue {min(len(room.clues) + 1, room.briefing['clues'])} "
             f"of {room.briefing['clues']}",
@@ -165,7 +188,22 @@ class Drills(Session):
         form = next((form for form in acts.forms() if form.name == typed.get("act")), None)
         if form is None:
             return None
-        return self._and_measure(self.room.ask("act", form.name, **acts.arguments(form, typed)))
+        self.answers = {}
+        try:
+            answer = self.room.ask("act", form.name, **acts.arguments(form, typed))
+        except WorkbenchError as refusal:
+            self.answers = {form.name: ("bad", f"■ Not done: {refusal}")}
+            return None
+        self.answers = {form.name: ("good", f"✓ {answer['said']}")}
+        return self._and_measure(answer)
+
+    def _answers(self) -> dict[str, Any]:
+        """Return what stands beside each act's button until another act is tried."""
+        values: dict[str, Any] = {}
+        for form in acts.forms(self.room.briefing.get("id")):
+            tone, said = self.answers.get(form.name, ("muted", ""))
+            values |= {f"a-{form.name}": said, f"a-{form.name}-c": f"small answer tone-{tone}"}
+        return values
 
     def _and_measure(self, answer: Any) -> Any:
         """Measure the signals again: what stands beside an act or a check is never from before."""
@@ -202,6 +240,9 @@ def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str,
         "head": f"{'✓ Passed' if passed else '■ Not passed' if grade else '■ Ended'}: {points}",
         "tone": "good" if passed else "bad",
         "reason": result["reason"],
+        "clues": f"{count(result['clues'], 'clue')} taken, which cost no points."
+        if result.get("clues")
+        else "",
         "parts": [
             (name, part["earned"], part["possible"])
             for name, part in (grade["parts"] if grade else {}).items()
@@ -210,7 +251,7 @@ def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str,
         "solution": result["solution"],
         "restored": result["proof"]["restored"],
         "proof": [
-            (name, found["before"][:16], found["after"][:16], found["equal"])
+            (_HASHED.get(name, name), found["before"][:16], found["after"][:16], found["equal"])
             for name, found in result["proof"]["hashes"].items()
         ],
     }
@@ -294,56 +335,6 @@ def _checks(seen: dict[str, Any] | None) -> dict[str, Any]:
                 f"c{at}m": verdict["message"],
             }
     return values
-
-
-def _table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
-    """Say which table runs, whether it is the planned one, and what policy is in force."""
-    if seen is None:
-        return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
-    table, policy = seen["table"], seen["policy"]
-    words = "■ no engine runs"
-    if table is not None:
-        same = table["sha256"] == table["planned"].get("sha256")
-        planned = "as planned ✓" if same else f"■ planned was {table['planned'].get('sha256'):.12}"
-        words = f"v{table['version']}, hash {table['sha256'][:12]}, {planned}"
-    set_now = [
-        f"{name} {value}" for name, value in policy.items() if value not in ([], 0, 0.0, None)
-    ]
-    return {
-        "table": words,
-        "policy": "; ".join(set_now) or "nothing set",
-        "rows": "▲ from before the last act"
-        if stale
-        else f"measured over {readings.number(seen['rows'])} rows",
-        "rows_class": "small tone-warn" if stale else "small muted",
-        "stale": "stale" if stale else "",
-    }
-
-
-def _deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
-    """Say how the engine is deployed: whether it runs, its options, its ranks, what runs beside."""
-    facts = (seen or {}).get("deployment")
-    if not facts:
-        return {"runs": "", "options": "", "others": ""}
-    newest = facts["starts"][-1]["said"] if facts["starts"] else "started as planned"
-    others = [
-        f"rank {rank} {'✓' if there else '■ missing'}" for rank, there in facts["ranks"].items()
-    ]
-    others += [_job(job) for job in facts["jobs"]]
-    return {
-        "runs": f"{'✓' if facts['running'] else '■ does not run'} {newest}",
-        "options": " · ".join(
-            "; ".join(f"{name} {value}" for name, value in options.items())
-            for options in facts["instances"]
-        ),
-        "others": "; ".join(others) or "nothing",
-    }
-
-
-def _job(job: dict[str, Any]) -> str:
-    word = "runs" if job["running"] else "■ does not run"
-    ago = "" if job["last_run_s"] is None else f", last did so {job['last_run_s']:g} s ago"
-    return f"job {job['name']} ({job['does']}) {word}{ago}"
 
 
 def _lines(place: str, lines: list[str], count: int) -> dict[str, Any]:

@@ -178,12 +178,12 @@ class Experts(Session):
         past, ms = self.recent.value, self.source.looking_ms
         if past is None:
             return {"past": self.recent.failure or "Reading the recent past", "crossing": ""}
-        lost = f"; {past.unplaced} rows under a table that is not known" if past.unplaced else ""
-        rows = readings.number(past.rows)
+        lost = f"; {past.unplaced} slots under a table that is not known" if past.unplaced else ""
+        rows, crossing = readings.number(past.rows), _percent(past.crossing)
         cost = f", read in {ms:.1f} ms of the engine’s process" if ms else ""
         return {
             "past": self.recent.failure or f"last {rows} rows{cost}",
-            "crossing": f"{_percent(past.crossing)} % of rows leave their home{lost}",
+            "crossing": f"{crossing} % of slots are away from their token’s home{lost}",
         }
 
 
@@ -204,15 +204,15 @@ def _domain_spec(labels: list[str]) -> MapSpec:
 
 def _flow_spec(devices: int) -> MapSpec:
     return MapSpec(
-        title="Rows from home to device",
+        title="Slots from home to device",
         rows=tuple(str(device) for device in range(devices)),
         row_name="home",
         column_name="device",
         high=100.0,
-        unit="% of the home’s rows",
+        unit="% of the home’s slots",
         short_unit="%",
         marks=((0.0, "0 %"), (50.0, "50 %"), (100.0, "100 %")),
-        idle="No rows",
+        idle="No slots",
     )
 
 

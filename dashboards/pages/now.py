@@ -11,7 +11,7 @@ from dashboards import readings
 from dashboards.maps import PageMap
 from dashboards.readings import ALL, Load
 from dashboards.session import Session, builder
-from dashboards.source import Snapshot
+from dashboards.source import ENDED, Snapshot
 from engine.events import STAGES
 from workbench import paths, theme
 from workbench.widgets import load_spec
@@ -62,7 +62,7 @@ class Now(Session):
             "traffic_domains": [(label, readings.domain_name(label)) for label in chosen],
             "traffic_counts": _counts(facts),
             "slots": range(NUM_SLOTS),
-            "stages": [{"name": stage, "kind": readings.stage_kind(stage)} for stage in STAGES],
+            "stages": readings.stages(),
             "kinds": [(kind, theme.STATES[kind].word) for kind in KINDS],
             "tiny": _tiny(snapshot),
             "meter_top": readings.METER_TOP,
@@ -76,6 +76,7 @@ class Now(Session):
             return
         idle = "Every expert is idle"
         idle = f"Traffic is paused: {idle.lower()}" if snapshot.state == "paused" else idle
+        idle = "The engine has ended" if snapshot.state in ENDED else idle
         self.map.say(replace(load_spec(shape.layers), idle=idle))
         self.map.draw(load.share_LE)
 
@@ -163,11 +164,12 @@ def _load(snapshot: Snapshot, load: Load | None, domain: str) -> dict[str, Any]:
     name = readings.domain_name(domain)
     most = engine["num_experts"] / engine["top_k"]
     return {
-        "load_tip": f"1× is the fair share; a top-{engine['top_k']} gate over "
+        "load_tip": f"A row takes a slot at each of its {engine['top_k']} experts. "
+        f"1× is the fair share; a top-{engine['top_k']} gate over "
         f"{engine['num_experts']} experts can reach {most:g}×.",
         "load_rows": f"{name}: no rows in the last seconds"
         if load.idle
-        else f"{name}: {readings.number(load.rows)} rows, smoothed",
+        else f"{name}: {readings.number(load.rows)} rows of late",
     }
 
 
@@ -177,7 +179,7 @@ def _rates(snapshot: Snapshot) -> dict[str, Any]:
         return {}
     meta = frame.meta
     # An engine that is gone does nothing: old rates must not look like present ones.
-    alive = snapshot.state not in ("connecting", "loading", "gone", "refused")
+    alive = snapshot.state not in ("connecting", "loading", *ENDED)
     share = meta["overhead_share"] if alive else None
     waiting = meta["num_waiting"]
     return {

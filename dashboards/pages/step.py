@@ -13,7 +13,7 @@ from typing import Any
 
 from dashboards import readings
 from dashboards.session import Fetched, Session, builder
-from dashboards.source import Snapshot
+from dashboards.source import ENDED, Snapshot
 from dashboards.steps import Listed, Recent, grown, recent
 from workbench.widgets import STAGES, State, state_json, stepper_pane
 
@@ -68,7 +68,7 @@ class Step(Session):
 
     def news(self, snapshot: Snapshot) -> tuple[Any, ...]:
         """Draw again also when the recent past was read anew."""
-        if snapshot.frame is not None and snapshot.state not in ("gone", "refused"):
+        if snapshot.frame is not None and snapshot.state not in ENDED:
             self.recent.refresh()
         read = self.recent.count, self.recent.failure
         return (*super().news(snapshot), *read, *self._focus().values())

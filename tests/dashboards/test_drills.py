@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -121,7 +122,7 @@ START = ("start", "hot-expert")
 
 
 def test_all_drills_are_listed_with_their_symptom_and_nothing_that_gives_it_away(source, drill):
-    skeleton = visit(source).page.skeleton
+    skeleton = html.unescape(visit(source).page.skeleton)
     for listed in workbench.drills.list():
         assert f'value="{listed["id"]}"' in skeleton
         scenario = workbench.drills.find(listed["id"])
@@ -180,6 +181,35 @@ def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, d
     assert values["rows"] == "measured over 875 rows" and values["stale"] == ""
 
 
+def test_how_an_act_went_stands_at_its_form_until_another_is_tried(source, drill, monkeypatch):
+    done = drill.act
+
+    def refuse(act: str, **arguments: Any) -> dict[str, Any]:
+        raise RequestError("layer (99) must be one of 0 to 3.")
+
+    monkeypatch.setattr(drill, "act", refuse)
+    page = visit(source, START, ("act", {"act": "replicate", "layer": "99", "expert": "0"}))
+    assert 'data-bind="a-replicate"' in page.page.skeleton
+    values = page.page.values
+    assert values["a-replicate"] == "■ Not done: layer (99) must be one of 0 to 3."
+    assert "tone-bad" in values["a-replicate-c"] and values["reason"] == ""
+    page = visit(source, ("act", {"act": "smooth", "bonus": "much"}))
+    assert page.page.values["a-smooth"].startswith("■ Not done: bonus ('much') must be a number")
+    monkeypatch.setattr(drill, "act", done)
+    page = visit(source, ("act", {"act": "smooth", "bonus": "1.5"}))
+    assert (page.page.values["a-smooth"], page.page.values["a-replicate"]) == ("✓ did smooth", "")
+
+
+def test_what_costs_no_points_is_said_and_the_named_cause_stays_marked(source, drill):
+    page = visit(source, START, ("diagnose", {"option": "hot-expert"}))
+    marked = [f"n{at}" for at in range(len(page.room.briefing["options"]))]
+    named = list(page.room.briefing["options"]).index("hot-expert")
+    assert [page.page.values[name] for name in marked] == [at == named for at in range(len(marked))]
+    assert f'data-bind-checked="n{named}"' in page.page.skeleton
+    assert "naming another before costs nothing" in page.page.skeleton
+    assert "costs no points" in page.page.skeleton
+
+
 def test_after_an_act_and_a_check_the_signals_are_measured_again(source, drill, monkeypatch):
     observed = []
     answer = drill.observe
@@ -230,7 +260,7 @@ def test_a_drill_joined_after_a_terminal_began_it_is_measured_with_what_was_done
     source, drill, monkeypatch
 ):
     drill.act("publish")
-    monkeypatch.setattr(workbench.drills, "attach", lambda *_: drill)
+    monkeypatch.setattr(workbench.drills, "attach", lambda *_, **__: drill)
     monkeypatch.setattr(drill_room, "STALE_S", 0.0)
     page = visit(source)
     page.room.join()
@@ -293,7 +323,7 @@ def test_a_cancel_that_comes_too_late_ends_the_drill_all_the_same(source, drill,
 
 def test_wrong_words_in_a_form_are_one_sentence_and_change_nothing(source, drill):
     page = visit(source, START, ("act", {"act": "smooth", "bonus": "much"}))
-    assert "bonus ('much') must be a number for smooth." in page.page.values["reason"]
+    assert "bonus ('much') must be a number for smooth." in page.page.values["a-smooth"]
     visit(source, ("act", {"act": "explode"}), ("act", "x"), ("diagnose", {}))
     assert drill.calls == []
 

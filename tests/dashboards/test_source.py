@@ -78,6 +78,8 @@ def test_a_connected_engine_is_judged_by_its_frame(source):
     assert state == "stalled" and "no step has run for 4 s" in reason
     source.facts["paused"] = True
     assert engine_state(source.wait(0.1), 0.0)[0] == "paused"
+    source.facts["ending"] = True
+    assert engine_state(source.wait(0.1), 9.0)[0] == "ending", "said before all else, and it stays"
 
 
 def test_an_engine_without_requests_is_idle(source):

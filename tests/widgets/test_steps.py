@@ -14,6 +14,7 @@ from tests.widgets.examples import long_request
 from workbench.trace import Trace
 from workbench.trace.synthetic import decision, start_event, step_event
 from workbench.widgets import request_ids, state_json, stepper_state, token_spec, token_weights
+from workbench.widgets.steps import _full
 
 FULL = 2
 """The token of `long_request` with a full record, in every layer."""
@@ -159,3 +160,39 @@ def test_notes_of_other_requests_do_not_leak_in(trace):
     other = RequestEvent(5, "added", "fr", 0.0, prompt_token_ids=(1, 2))
     more = replace(trace, notes=((10_000, other), *trace.notes))
     assert stepper_state(more, 0)["request"]["label"] == "de"
+
+
+def _rule(scores, weights, **changes):
+    """Return what is said of one token whose first two experts of four were chosen."""
+    start, rng = start_event(experts=4, top_k=2), np.random.default_rng(0)
+    made = decision(start, request_id=0, position=0, token_id=0, rng=rng)
+    logits = np.array([2.0, 1.0, 0.5, -1.0], np.float32)
+    ids, nothing = np.array([0, 1], np.int16), np.zeros(4, np.float32)
+    made = replace(
+        made, logits=logits, scores=np.float32(scores(logits)), topk_ids=ids,
+        topk_weights=np.float32(weights(np.float32(scores(logits))[:2])), bias=nothing,
+        smoothing=nothing,
+    )  # fmt: skip
+    full = _full(replace(made, **changes))
+    return full["scored"], full["weighed"]
+
+
+def test_how_scores_and_weights_came_about_is_said_only_where_the_numbers_fit():
+    def softmax(logits):
+        return np.exp(logits) / np.exp(logits).sum()
+
+    def sigmoid(logits):
+        return 1 / (1 + np.exp(-logits))
+
+    def shares(scores):
+        return scores / scores.sum()
+
+    assert _rule(softmax, shares) == ("softmax", "shares")
+    assert _rule(sigmoid, shares) == ("sigmoid", "shares")
+    assert _rule(softmax, lambda scores: scores) == ("softmax", "scores")
+    assert _rule(softmax, lambda scores: 2.5 * shares(scores)) == ("softmax", "")
+    assert _rule(lambda logits: logits, shares)[0] == ""
+    bias = np.array([0, 0, 0, 9], np.float32)
+    assert _rule(softmax, shares, bias=bias)[0] == "", "the scores are not those of these logits"
+    lost = np.array([2, np.nan, 0, 0], np.float32)
+    assert _rule(softmax, shares, logits=lost)[0] == ""

@@ -189,6 +189,7 @@ def present(
         player.prepare(look=desk.serve)
         presentation.player = player
         player.go(0)
+        stack.callback(telemetry.note, ending=True)  # the first thing said when this ends
         _loop(player, presentation, desk, child)
 
 

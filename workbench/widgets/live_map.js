@@ -34,8 +34,8 @@ function render({ model, el }) {
   const stamp = element("span", { class: "trw-stamp" });
   const spoken = element("span", { class: "trw-sr trw-said", role: "status", "aria-live": "polite" });
   const help = helpPanel("How to read this map", [
-    "Each cell is one byte of the newest frame. The scale is fixed: a colour means the same in every "
-    + "frame, so a quiet map stays pale. Hatched cells have no data.",
+    "", "The scale is fixed: a colour means the same at any time, so a map on which little happens stays faint. "
+    + "Hatched cells have no data.",
   ], KEYS);
   const root = element(
     "div", { class: "trw trw-map" },
@@ -255,6 +255,8 @@ function render({ model, el }) {
     return (cell === TOP ? `≥${number}` : number) + spec.short_unit;
   }
 
+  const exactWord = (cell) => `${cell === TOP ? "≥" : ""}${figure(numberOf(cell))}${spec.short_unit}`;
+
   function longWord(cell) {
     const unit = spec.unit ? ` ${spec.unit}` : "";
     if (cell === NO_DATA) return "no data";
@@ -263,8 +265,8 @@ function render({ model, el }) {
     return `${figure(numberOf(cell))}${unit}${cell === 0 && low ? `, ${low[1]}` : ""}`;
   }
 
-  const cellLine = ([r, c]) =>
-    `${spec.row_name} ${name("row", r)}, ${spec.column_name} ${name("column", c)}: ${longWord(shown.cells[r * shown.columns + c])}`;
+  const cellLine = ([r, c], word = longWord) =>
+    `${spec.row_name} ${name("row", r)}, ${spec.column_name} ${name("column", c)}: ${word(shown.cells[r * shown.columns + c])}`;
 
   function summary() {
     let best = -1;
@@ -273,7 +275,8 @@ function render({ model, el }) {
     });
     if (best < 0) return "No cell has data";
     if (shown.cells[best] === 0) return spec.idle;
-    return `Highest: ${cellLine([Math.floor(best / shown.columns), best % shown.columns])}`;
+    const word = (cell) => (spec.short_unit ? exactWord(cell) : longWord(cell));
+    return `Highest: ${cellLine([Math.floor(best / shown.columns), best % shown.columns], word)}`;
   }
 
   function write() {
@@ -281,7 +284,7 @@ function render({ model, el }) {
     const at = hover ?? cursor();
     const line = at ? cellLine(at) : summary();
     if (value.textContent !== line) value.textContent = line;
-    stamp.textContent = `frame ${shown.seq} · ${new Date(1000 * shown.time).toLocaleTimeString("en-GB")}`;
+    stamp.textContent = `as of ${new Date(1000 * shown.time).toLocaleTimeString("en-GB")}`;
   }
 
   function say(words) {
@@ -404,6 +407,8 @@ function render({ model, el }) {
     title.textContent = spec.title ?? "";
     canvas.setAttribute("aria-label",
       `${spec.title ?? "Map"}: ${spec.row_name}s by ${spec.column_name}s. Arrow keys move the cell cursor, t shows a table, ? explains.`);
+    help.querySelector("p").textContent = `Each line is one ${spec.row_name}, each column one ${spec.column_name}; `
+      + "the stronger the colour of a cell, the higher its number, as the bar above the map shows.";
     tableCells = null;
     writeLegend();
     queue();

@@ -10,7 +10,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from workbench.theme import THEMES, css_variables
+from workbench.theme import DOMAIN_NAMES, THEMES, css_variables
 from workbench.widgets.frames import TOP
 from workbench.widgets.palette import ink_on, load_palette
 
@@ -20,7 +20,8 @@ _HERE = Path(__file__).parent
 @cache
 def script(widget: str) -> str:
     """Return the ES module of `live_map` or `token_stepper`."""
-    return _joined(_palettes() if widget == "live_map" else "", "host.js", f"{widget}.js")
+    first = _palettes() if widget == "live_map" else _domains()
+    return _joined(first, "host.js", f"{widget}.js")
 
 
 @cache
@@ -34,6 +35,11 @@ def _palettes() -> str:
     colours = {theme: load_palette(theme, TOP + 1) for theme in THEMES}
     inks = {theme: [ink_on(colour) for colour in colours[theme]] for theme in THEMES}
     return f"const PALETTES = {json.dumps(colours)};\nconst INKS = {json.dumps(inks)};"
+
+
+def _domains() -> str:
+    """Return what the domains are called on every screen."""
+    return f"const DOMAINS = {json.dumps(DOMAIN_NAMES)};"
 
 
 def _colours() -> str:

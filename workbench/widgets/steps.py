@@ -50,8 +50,10 @@ def stepper_state(
         `kind`, `note`, `breaks`, `generated`, `home`, `cause`, `runs`, `step`, `table_version`,
         and `layers`: for each MoE layer `topk_ids`, `topk_weights`, `physical`, `devices` (None
         when a later table's are not known), `margin` (None without a runner-up), `kept` (None for
-        the first token), and `full`: None, or `logits`, `scores`, `runner_up`, `reasons`, `format`
-        and `source` by stage. A number that is not finite is None.
+        the first token), and `full`: None, or `logits`, `scores`, `runner_up`, `reasons`, `format`,
+        `source` by stage, and how scores came of logits and weights of scores (`scored`,
+        `weighed`; empty where the recorded numbers fit no rule). A number that is not finite is
+        None.
 
     Raises:
         TraceError: the trace holds no row of that request.
@@ -229,6 +231,8 @@ def _full(decision: Decision) -> dict[str, Any]:
     return {
         "logits": _numbers(decision.logits),
         "scores": _numbers(decision.scores),
+        "scored": _scored(decision),
+        "weighed": _weighed(decision),
         "runner_up": decision.runner_up,
         "reasons": list(decision.reasons),
         "format": decision.format,
@@ -237,6 +241,36 @@ def _full(decision: Decision) -> dict[str, Any]:
             for stage, places in SOURCES.items()
         },
     }
+
+
+def _scored(decision: Decision) -> str:
+    """Return `softmax` or `sigmoid` where that turns the logits into the scores, else nothing.
+
+    Logits 1, 0 have the softmax 0.731, 0.269 and the sigmoids 0.731, 0.5.
+    """
+    logits = (decision.logits + decision.bias + decision.smoothing).astype(np.float64)
+    if not np.isfinite(logits).all():
+        return ""
+    powers = np.exp(logits - logits.max())
+    with np.errstate(over="ignore"):
+        ways = {"softmax": powers / powers.sum(), "sigmoid": 1 / (1 + np.exp(-logits))}
+    return _first_close(ways, decision.scores)
+
+
+def _weighed(decision: Decision) -> str:
+    """Return how the chosen scores became weights: `shares` of their sum, the `scores`, or nothing.
+
+    Scores 0.5, 0.3 have the shares 0.625, 0.375.
+    """
+    there = decision.topk_ids >= 0
+    scores = decision.scores[decision.topk_ids[there]].astype(np.float64)
+    ways = {"shares": scores / (scores.sum() or np.nan), "scores": scores}
+    return _first_close(ways, decision.topk_weights[there])
+
+
+def _first_close(ways: dict[str, npt.NDArray[np.float64]], recorded: npt.NDArray[Any]) -> str:
+    close = (name for name, found in ways.items() if np.allclose(found, recorded, atol=2e-4))
+    return next(close, "")
 
 
 def _numbers(values: npt.NDArray[Any]) -> list[float | None]:

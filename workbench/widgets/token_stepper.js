@@ -13,7 +13,7 @@ const STAGES = {
 };
 const ORDER = Object.keys(STAGES);
 const NUMBER_PX = 34; // a bar this wide carries its number,
-const ROLE_PX = 46; // this wide also its role in words
+const ROLE_PX = 66; // this wide also its role in words, narrower ones in short
 const LABEL_PX = 26; // labels of narrow bars keep this distance
 const MARGIN_PX = 100; // the width of the margin's label
 const MARGIN_PART = 12; // and its height, in per cent of the picture's
@@ -51,7 +51,12 @@ function render({ model, el }) {
   const help = helpPanel("How to read this", [
     "Every token passes every layer. In each MoE layer a gate scores all experts and the best few run.",
     "The small numbers under a token are its experts in the layer in focus; bold ones it shares with the "
-    + "token before it. A dot marks tokens whose whole decision was recorded.",
+    + "token before it. A dot marks tokens whose whole decision was recorded; of the others there is a compact "
+    + "record: experts, weights and margin, without logits and scores.",
+    "Logits become scores (by a softmax, in most models), the best scores are chosen, and a chosen expert’s weight "
+    + "is its score, in most models divided by the sum of the chosen ones. What holds here stands under the bars.",
+    "Physical 3 is the third-numbered copy of an expert in the routing table: an expert may have several. Pairs "
+    + "such as E8 88 are the bytes, in hex, of a character that was cut into several tokens.",
   ], KEYS);
   const root = element(
     "div", { class: "trw trw-stepper" },
@@ -137,7 +142,7 @@ function render({ model, el }) {
     text.replaceChildren();
     const { request, engine, note, tokens } = state ?? {};
     aside.textContent = state
-      ? [`request ${request.id}`, request.label, engine.model, `top-${engine.top_k} of ${engine.num_experts} experts`,
+      ? [`request ${request.id}`, DOMAINS[request.label] ?? request.label, engine.model, `top-${engine.top_k} of ${engine.num_experts} experts`,
         `${engine.num_devices} device${engine.num_devices === 1 ? "" : "s"}`, note].filter(Boolean).join(" · ")
       : "";
     (tokens ?? []).forEach((token, at) => {
@@ -350,12 +355,15 @@ function sentence(stop) {
   if (stage === "experts") {
     if (!record.devices) return [...head, "the devices under this routing table were not recorded."];
     const away = [...new Set(record.devices)].filter((device) => device !== who.home);
-    const format = full ? ` They compute in ${full.format}.` : "";
-    const trip = away.length ? `its row travels from device ${who.home} to device ${listed(away.map(String))}.`
-      : `its row stays on device ${who.home}: nothing is sent.`;
+    const format = full ? ` The experts compute in ${full.format}.` : "";
+    const trip = away.length ? `its vector is sent from device ${who.home} to device ${listed(away.map(String))}.`
+      : `its experts are on its own device, ${who.home}: nothing is sent.`;
     return [...head, trip + format];
   }
-  return [...head, "each expert’s output is multiplied by its weight, and the products are added."];
+  const out = "each expert’s output is multiplied by its weight, and the products are added.";
+  if (full?.weighed !== "shares" || chosen.length < 2) return [...head, out];
+  const sum = chosen.map((id) => figure(full.scores[id])).join(" + ");
+  return [...head, out, ` The weight of expert ${chosen[0]} is ${figure(full.scores[chosen[0]])} ÷ (${sum}) = ${figure(record.topk_weights[0])}.`];
 }
 
 // ---- pictures, one for each stage
@@ -396,11 +404,12 @@ function bars({ record, full, engine, width }, values, { margin }) {
     }, value === null ? "–" : figure(value, 2)) : null;
     const tag = labelled.includes(id) ? String(id) : "";
     const word = rank >= 0 ? `choice ${rank + 1}` : role === "next" ? "runner-up" : "";
+    const short = rank >= 0 ? ["1st", "2nd", "3rd"][rank] ?? `${rank + 1}th` : role === "next" ? "next" : "";
     return element(
       "div", { class: `trw-column trw-${role}`, "data-expert": id, "data-value": value, title: `expert ${id}: ${figure(value, 4)}` },
       element("div", { class: "trw-room" }, element("span", { class: "trw-stick", style }), label),
       element("span", { class: "trw-expert" }, tag),
-      few ? element("span", { class: "trw-role" }, room >= ROLE_PX ? word : "") : null,
+      few ? element("span", { class: "trw-role", title: word }, room >= ROLE_PX ? word : short) : null,
     );
   });
   const last = record.topk_ids.at(-1);
@@ -423,9 +432,19 @@ function bars({ record, full, engine, width }, values, { margin }) {
     element("div", { class: "trw-plot" },
       element("div", { class: "trw-zone" }, element("div", { class: "trw-zero", style: `bottom: ${height(-low)}%` }), ...gap),
       ...columns),
-    element("div", { class: "trw-under" }, margin ? "score of each expert" : "logit of each expert"),
+    element("div", { class: "trw-under" }, margin ? `score of each expert${SCORED[full.scored] ?? ""}` : "logit of each expert"),
   );
 }
+
+// How scores come of logits, and weights of scores, where the recorded numbers fit.
+const SCORED = {
+  softmax: ": softmax of the logits, exp(logit) ÷ the sum of exp over all experts",
+  sigmoid: ": 1 ÷ (1 + exp(−logit))",
+};
+const WEIGHED = {
+  shares: ": its score ÷ the sum of the chosen scores, so that they add up to 1",
+  scores: ": its score",
+};
 
 // Those of the experts, most important first, whose labels do not run into one another.
 function spaced(experts, room) {
@@ -454,7 +473,7 @@ function deviceBoxes(stop) {
   const shown = engine.num_devices <= 8 ? all : all.filter((device) => used.has(device));
   const boxes = shown.map((device) => {
     const here = choices(stop).filter(({ at }) => record.devices[at] === device);
-    const trip = device === who.home ? "the token’s home" : here.length ? `⇠ one row from device ${who.home}` : "not needed";
+    const trip = device === who.home ? "the token’s home" : here.length ? `⇠ a copy from device ${who.home}` : "not needed";
     return element(
       "div", { class: `trw-device ${here.length ? "" : "trw-unused"}` },
       element("div", { class: "trw-device-name" }, strong(`device ${device}`), element("span", {}, trip)),
@@ -475,7 +494,7 @@ function weightBars(stop) {
       element("span", { class: "trw-amount" }, figure(weight)),
     );
   });
-  return element("div", { class: "trw-weights" }, element("div", { class: "trw-under" }, "weight of each chosen expert"), ...rows);
+  return element("div", { class: "trw-weights" }, element("div", { class: "trw-under" }, `weight of each chosen expert${WEIGHED[stop.full?.weighed] ?? ""}`), ...rows);
 }
 
 function equation(stop) {
@@ -487,7 +506,8 @@ function equation(stop) {
 
 function neighbours({ who, here, before, engine }) {
   const box = (...words) => element("p", { class: "trw-neighbour" }, ...words);
-  if (!before) return box("No token before it was recorded: nothing to compare with.");
+  if (!who.position) return box("This is the first token: there is none before it to compare with.");
+  if (!before) return box("The token before it was not recorded: nothing to compare with.");
   const [now, then] = [who.layers[here].topk_ids, before.layers[here].topk_ids];
   const kept = now.filter((id) => then.includes(id));
   const [came, went] = [now.filter((id) => !then.includes(id)), then.filter((id) => !now.includes(id))];
