@@ -114,13 +114,15 @@ class Control:
         """What keys and values in the cache depend on besides tokens, or None: share none of them.
 
         None while a fault is set, while smoothing makes a token's experts depend on those of the
-        token before it, while rows may be dropped for others of their step, or under a table that
-        was kept although its canary failed. What was computed before a fault is not used after it,
-        for a fault may have changed weights.
+        token before it, while rows may be dropped or get their number format for the sake of others
+        in their step, or under a table that was kept although its canary failed. What was computed
+        before a fault is not used after it, for a fault may have changed weights.
         """
         in_force, canary = self._in_force, self._canary or _EQUAL
         policy = in_force.policy
         if policy.smoothing or policy.capacity_factor is not None:
+            return None
+        if policy.precision.mode == "auto":
             return None
         if self._faults.active() or not canary["equal"]:
             return None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine import SamplingParams
 from engine.events import StepEvent
+from engine.routing.precision import Precision
 from engine.runtime.prefix import Chain, SharedBlocks
 from tests.runtime.conftest import Listener
 
@@ -119,6 +122,10 @@ def smooth(engine):
     engine.control.set_smoothing(1.0)
 
 
+def limit(engine):
+    engine.control.set_capacity(16.0)
+
+
 def broken(engine):
     engine.control.inject("experts.compute", lambda rows: rows * 0.5, 60)
 
@@ -127,6 +134,18 @@ def healed(engine):
     engine.control.inject("gate.logits", lambda logits: logits + 1, 60)
     engine.generate([PROMPT], PARAMS)
     engine.control.clear("gate.logits")
+
+
+def test_nothing_is_shared_while_rows_depend_on_the_others_of_their_step(make_engine):
+    engine = make_engine(prefix_reuse=True)
+    limit(engine)
+    assert [engine.generate([PROMPT], PARAMS)[0].reused_tokens for _ in range(2)] == [0, 0]
+    engine.control.set_capacity(None)
+    assert engine.generate([PROMPT], PARAMS)[0].reused_tokens == 0
+    auto = replace(engine.control.policy, precision=Precision("auto"))
+    assert engine.control.conditions is not None
+    engine.control.set_policy(auto)
+    assert engine.control.conditions is None
 
 
 @pytest.mark.parametrize("change", [ban, favour, smooth, broken, healed])
