@@ -108,11 +108,14 @@ class Costs:
         self._known = sorted(rows for rows, one in self._steps.items() if len(one) >= BELIEVED)
 
     def pass_s(self, sequences: int) -> float:
-        """Return the seconds of a draft pass over `sequences` sequences; 0 before the first."""
+        """Return the seconds of a draft pass over `sequences` sequences; 0 before the first.
+
+        Taken from the nearest number that was measured, and in proportion where that is smaller.
+        """
         if not self._passes:
             return 0.0
         nearest = min(self._passes, key=lambda known: abs(known - sequences))
-        return self._passes[nearest].median
+        return self._passes[nearest].median * max(1.0, sequences / nearest)
 
 
 class Confidence:

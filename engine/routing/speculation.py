@@ -43,10 +43,15 @@ TRIAL_STEPS = 12
 """Steps of a sequence after which drafting must have paid."""
 FIRST_GAP, LONGEST_GAP = 96, 1536
 """Tokens until a sequence that did not gain is looked at again; each failure doubles it."""
-LOOKED_AT = 24
+LOOKED_AT = 20
 """Tokens that are compared then."""
 MARGIN = 0.04
 """Share of the time saved that a look must promise."""
+MOST_SEQUENCES = 8
+"""In steps with more sequences nothing is proposed: a token is worth too little of such a step."""
+DISCOURAGED = 0.25
+"""With a smaller share of trials that paid lately, new sequences are looked at before they are
+drafted for."""
 PLAIN_EVERY = 24
 """Steps of an engine after which one runs without drafts, to know what plain steps take."""
 
@@ -134,11 +139,21 @@ class Speculation:
         self.costs, self.confidence = Costs(), Confidence()
         self.total = Figures()
         self._since_plain = 0
+        self._luck = 1.0
+        """Share of the last trials that paid."""
+
+    def new_track(self) -> Track:
+        """Return what is known of a new sequence: nothing, but how others fared."""
+        if self.adaptive and self._luck < DISCOURAGED:
+            return Track(on=False, look_at=LOOKED_AT)
+        return Track()
 
     def wants(self, num_sequences: int) -> bool:
         """Say whether this step may have drafts, or runs plain to learn what that takes."""
         if not self.adaptive:
             return True
+        if num_sequences > MOST_SEQUENCES:
+            return False
         self._since_plain += 1
         if self.costs.knows(num_sequences) and self._since_plain < PLAIN_EVERY:
             return True
@@ -225,10 +240,18 @@ class Speculation:
         track.spent_s = track.spent_s * FADE + spent_s
         track.steps += 1
         if track.steps >= TRIAL_STEPS and track.saved_s <= track.spent_s:
+            self._luck *= 0.7
             self._switch(track, False, num_tokens)
+        elif track.steps == 2 * TRIAL_STEPS:
+            self._luck = 0.7 * self._luck + 0.3
 
     def look(
-        self, track: Track, chances: Sequence[float], agrees: Sequence[bool], num_tokens: int
+        self,
+        track: Track,
+        chances: Sequence[float],
+        agrees: Sequence[bool],
+        num_tokens: int,
+        num_sequences: int = 1,
     ) -> None:
         """Switch a sequence on when the draft would have gained on what the target wrote.
 
@@ -237,29 +260,33 @@ class Speculation:
             chances: of each of the last tokens, from the draft's confidence in its own thought.
             agrees: whether that thought was the target's token.
             num_tokens: generated so far.
+            num_sequences: those in the step.
         """
-        saved_s, spent_s = self._replay(chances, agrees)
-        if saved_s - spent_s > MARGIN * len(agrees) * self._prices(1)[0]:
+        saved_s, spent_s = self._replay(chances, agrees, num_sequences)
+        if saved_s - spent_s > MARGIN * len(agrees) * self._prices(num_sequences)[0]:
             self._switch(track, True, num_tokens)
             return
         track.gap = min(2 * track.gap, LONGEST_GAP)
         track.look_at = num_tokens + track.gap
 
-    def _replay(self, chances: Sequence[float], agrees: Sequence[bool]) -> tuple[float, float]:
-        """Return (seconds saved, seconds spent), had these tokens been drafted one by one."""
+    def _replay(
+        self, chances: Sequence[float], agrees: Sequence[bool], num_sequences: int
+    ) -> tuple[float, float]:
+        """Return (seconds saved, seconds spent), had these tokens been drafted."""
         costs = self.costs
-        token_s, row_s = self._prices(1)
+        token_s, row_s = self._prices(num_sequences)
+        pass_s, plain_s = costs.pass_s(num_sequences), costs.step_s(num_sequences)
         saved_s = spent_s = 0.0
         at = 0
         while at < len(agrees):
             length, chance = 0, 1.0
             while length < self.longest and at + length < len(agrees):
                 chance *= chances[at + length]
-                spent_s += costs.pass_s(1)
+                spent_s += pass_s / num_sequences
                 if chance * token_s <= row_s:
                     break
                 length += 1
-            spent_s += costs.step_s(1 + length) - costs.step_s(1)
+            spent_s += costs.step_s(num_sequences + length) - plain_s
             accepted = next((n for n in range(length) if not agrees[at + n]), length)
             saved_s += accepted * token_s
             at += accepted + 1

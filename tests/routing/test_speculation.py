@@ -59,6 +59,13 @@ def test_step_times_lie_between_those_that_were_measured():
     assert Costs().step_s(1) == 0.0
 
 
+def test_passes_over_more_sequences_cost_more():
+    known = Costs()
+    known.took_pass(2, 0.4 * MS)
+    assert known.pass_s(1) == known.pass_s(2) == 0.4 * MS
+    assert known.pass_s(8) == pytest.approx(1.6 * MS)
+
+
 def test_one_interrupted_step_decides_nothing():
     known = costs(rows1=3.0)
     known.took_step(1, 900 * MS)
@@ -168,6 +175,26 @@ def test_a_policy_that_never_gives_up_would_be_caught():
     made, track = policy(row_ms=1.2, adaptive=False), Track()
     write(made, track, 0.1, 400)
     assert track.on
+
+
+def test_after_many_trials_that_lost_new_sequences_are_looked_at_first():
+    made = policy(row_ms=1.2)
+    assert made.new_track().on
+    for seed in range(5):
+        write(made, Track(), 0.1, 60, seed)
+    new = made.new_track()
+    assert not new.on and new.look_at == LOOKED_AT
+    for seed in range(5):
+        write(made, Track(), 1.0, 200, seed)
+    assert made.new_track().on
+
+
+def test_large_batches_have_no_drafts():
+    made = policy()
+    for _ in range(3):
+        made.costs.took_step(9, 6 * MS)
+    assert made.wants(1) and not made.wants(9)
+    assert policy(adaptive=False).wants(9)
 
 
 def test_a_look_back_switches_on_what_would_have_gained():

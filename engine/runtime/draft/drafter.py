@@ -8,6 +8,8 @@ Called by `engine.runtime.engine` around each step, by the one thread that steps
 
 The policy is `engine.routing.speculation`; this file moves tokens between it, the draft and the
 scheduler. Rows of a step with a prompt in it are not priced, so an adaptive draft is silent there.
+Prices are processor time of the engine's thread: on a machine that others use too the wall clock
+makes a draft look slow whose turn it happened to be.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from engine.faults import Faults
 from engine.model.kv_cache import KVCache
 from engine.model.sampler import Array, sample
 from engine.model.step import StageClock
-from engine.routing.speculation import DEFINITION, LOOKED_AT, Figures, Speculation, Thought
+from engine.routing.speculation import (
+    DEFINITION,
+    LOOKED_AT,
+    MOST_SEQUENCES,
+    Figures,
+    Speculation,
+    Thought,
+)
 from engine.runtime.draft.network import DraftNetwork, Feed
 from engine.runtime.draft.proposal import DraftState, Proposal
 from engine.runtime.runner import StepResult
@@ -36,7 +45,8 @@ MOST_ROWS = 512
 """Tokens that the draft takes in at once when it has fallen behind."""
 PRICED_EVERY = 16
 """Of the steps with which the draft has nothing to do, one in so many is timed."""
-READ_BEFORE = 24
+WARM_UP_PASSES = 9
+READ_BEFORE = 12
 """Tokens that it reads before those it is compared on."""
 
 
@@ -56,6 +66,7 @@ class Drafter:
         self._began_s = self._thought_s = 0.0
         self._priced = False
         self._idle_steps = 0
+        self._warm_up()
 
     @property
     def figures(self) -> Figures:
@@ -84,8 +95,8 @@ class Drafter:
             clock: counts deciding as `plan` and the draft's passes as `draft`.
             silent: propose nothing, as while a token's experts depend on those before it.
         """
-        began_s = time.perf_counter()
-        places = _drawing(schedule.chunks)
+        began_s = time.thread_time()
+        places = self._drawing(schedule.chunks)
         self._priced = False
         if places and not silent and self._concerns(schedule.chunks, places):
             sequences = [schedule.chunks[place].sequence for place in places]
@@ -93,7 +104,7 @@ class Drafter:
                 self._look_again(sequences, clock)
             if self.policy.wants(len(places)):
                 self._lengthen(schedule, places, clock)
-            self._began_s = time.perf_counter()
+            self._began_s = time.thread_time()
             self._thought_s = self._began_s - began_s
         clock.mark("plan")
 
@@ -103,7 +114,7 @@ class Drafter:
         policy.total.steps += len(result.sampled)
         if self._priced:
             rows = sum(chunk.num_tokens for chunk in result.chunks)
-            policy.costs.took_step(rows, time.perf_counter() - self._began_s)
+            policy.costs.took_step(rows, time.thread_time() - self._began_s)
             if rows > base:
                 row_s = (policy.costs.step_s(rows) - policy.costs.step_s(base)) / (rows - base)
         elif policy.adaptive:
@@ -125,7 +136,7 @@ class Drafter:
         if not self.policy.adaptive:
             self._priced = all(chunk.num_tokens == 1 for chunk in chunks)
             return True
-        if any(chunk.num_tokens != 1 for chunk in chunks):
+        if len(chunks) > MOST_SEQUENCES or any(chunk.num_tokens != 1 for chunk in chunks):
             return False
         if not any(self._awake(chunks[place].sequence) for place in places):
             self._idle_steps += 1
@@ -134,9 +145,28 @@ class Drafter:
         self._priced = True
         return True
 
+    def _drawing(self, chunks: SequenceOf[Chunk]) -> list[int]:
+        """Return the places of the chunks that draw a token; their sequences have a state then."""
+        places = []
+        for place, chunk in enumerate(chunks):
+            if chunk.samples:
+                places.append(place)
+                if chunk.sequence.draft is None:
+                    chunk.sequence.draft = DraftState(self.policy.new_track())
+        return places
+
     def _awake(self, sequence: Sequence) -> bool:
         track = _state(sequence).track
         return track.on or self.policy.looks(track, sequence.num_output)
+
+    def _warm_up(self) -> None:
+        """Time a few passes, so that the first request in a large batch is priced as well."""
+        memory = self.network.remember()
+        for _ in range(WARM_UP_PASSES):
+            began_s = time.thread_time()
+            with torch.inference_mode():
+                self.network.run([Feed(memory, [0])])
+            self.policy.costs.took_pass(1, time.thread_time() - began_s)
 
     def _judge(self, chunk: Chunk, proposal: Proposal, spent_s: float, base: int) -> None:
         sequence, state = chunk.sequence, chunk.sequence.draft
@@ -193,10 +223,10 @@ class Drafter:
                 break
             feeds = [self._feed(sequences[index], thoughts[index]) for index in live]
             clock.mark("plan")
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             logits_BV = self._pass(feeds)
             if depth:
-                policy.costs.took_pass(len(live), time.perf_counter() - began_s)
+                policy.costs.took_pass(len(live), time.thread_time() - began_s)
             clock.mark("draft")
             for logits_V, index in zip(logits_BV, live, strict=True):
                 sequence, before = sequences[index], thoughts[index]
@@ -252,7 +282,7 @@ class Drafter:
                 agrees.append(token_id == recent[place - count])
                 chances.append(self.policy.confidence.chance(confidence))
                 self.policy.confidence.judged(confidence, agrees[-1])
-            self.policy.look(track, chances, agrees, sequence.num_output)
+            self.policy.look(track, chances, agrees, sequence.num_output, len(sequences))
             return
 
 
@@ -275,17 +305,6 @@ def propose_from(
 def sample_one(logits_V: Array, params: SamplingParams, seed: int, position: int) -> int:
     """Draw one token as the target's sampler does."""
     return sample(torch.from_numpy(logits_V)[None], [params], [seed], [position])[0]
-
-
-def _drawing(chunks: SequenceOf[Chunk]) -> list[int]:
-    """Return the places of the chunks that draw a token; their sequences have a state from here."""
-    places = []
-    for place, chunk in enumerate(chunks):
-        if chunk.samples:
-            places.append(place)
-            if chunk.sequence.draft is None:
-                chunk.sequence.draft = DraftState()
-    return places
 
 
 def _state(sequence: Sequence) -> DraftState:

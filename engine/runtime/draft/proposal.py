@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.routing.speculation import Figures, Thought, Track
 from engine.runtime.draft.network import Memory
@@ -12,7 +12,7 @@ from engine.runtime.draft.network import Memory
 class DraftState:
     """What is kept of one sequence."""
 
-    track: Track = field(default_factory=Track)
+    track: Track
     memory: Memory | None = None
     """Made when the draft first thinks about the sequence."""
 
