@@ -89,6 +89,61 @@ def run(
 
 
 @app.command()
+def incident(
+    *,
+    level: Annotated[int, typer.Option(min=1, max=3, help="How hard it may be.")] = 1,
+    state: StateOption = None,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    seed: Annotated[int | None, typer.Option(help="Draws the same incident again.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="How long the fault may last.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a surprise for a team: what it is stays hidden until it ends. Ctrl-C restores.
+
+    Others work on it together, each in a terminal or on the page Drills. WORKBENCH_WHO=NAME puts a
+    name beside what you do; `drill debrief` shows afterwards who did what.
+    """
+    from workbench.drills import surprise
+    from workbench.drills.words import result_text
+
+    result = _run(surprise(level, seed), state, model, seed, minutes, as_json, surprise=True)
+    if as_json:
+        print_json(result)
+    else:
+        print(result_text(result))
+    if not (result["proof"]["restored"] and (result["grade"] or {"passed": True})["passed"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def remark(
+    text: Annotated[str, typer.Argument(help="For the others and for the debrief.")],
+    state: StateOption = None,
+) -> None:
+    """Write a remark into the running drill's journal."""
+    from workbench.drills.client import joined
+
+    with joined(state) as drill:
+        print(f"noted: {drill.remark(text)['said']}")
+
+
+@app.command()
+def debrief(
+    journal: Annotated[
+        str | None, typer.Argument(help="Part of a journal's name; without it, the newest.")
+    ] = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who did what when in a drill that has ended."""
+    from workbench.drills.store import Store
+    from workbench.drills.words import debrief_text
+
+    content = Store.at(state).read(journal)[1]
+    print_json({"events": content.get("events", [])}) if as_json else print(debrief_text(content))
+
+
+@app.command()
 def observe(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Measure the signals now, with load, table and policy."""
     from workbench.drills.client import joined
@@ -243,10 +298,13 @@ def _run(
     seed: int | None,
     minutes: float | None,
     as_json: bool,
+    *,
+    surprise: bool = False,
 ) -> dict[str, Any]:
     """Hold the drill's process until it ends or a signal asks; return its result."""
     from engine.errors import MachineError
     from workbench.drills import start
+    from workbench.drills.client import own_name
     from workbench.drills.store import Store
     from workbench.drills.words import briefing_text
     from workbench.lifecycle import Ended, ending_signals
@@ -257,7 +315,13 @@ def _run(
             if not store.busy and (aside := store.set_aside()):
                 say(f"what an earlier drill left was damaged and has been set aside as {aside}")
             say("starting the engine and taking the steady state; this takes a moment")
-            with start(drill, state=state, model=model, seed=seed, minutes=minutes) as running:
+            options: dict[str, Any] = {
+                "model": model,
+                "seed": seed,
+                "minutes": minutes,
+                "surprise": surprise,
+            }
+            with start(drill, state=state, who=own_name(), **options) as running:
                 try:
                     if not as_json:
                         print(briefing_text(running.briefing()), flush=True)

@@ -79,6 +79,20 @@ def key(probe: Probe) -> str:
     return probe.call.func + "".join(f" {name}={value}" for name, value in arguments)
 
 
+def signals_of(scenario: Scenario, steady: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return each signal's name, key, unit, formula and limits, for the journal."""
+    return [
+        {
+            "name": probe.call.name,
+            "key": key(probe),
+            "unit": MEANINGS[probe.call.func].unit,
+            "formula": MEANINGS[probe.call.func].formula,
+            "limits": list(probe.tolerance.limits(steady.get(key(probe), 0.0))),
+        }
+        for probe in scenario.signals
+    ]
+
+
 def examine(
     checks: Sequence[Check], readings: Readings, steady: Mapping[str, float]
 ) -> dict[str, Verdict]:

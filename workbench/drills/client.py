@@ -39,8 +39,16 @@ _GONE = {"ended": True, "reason": "the drill's process has gone, and its engine 
 class Drill:
     """A running drill, seen from outside its process."""
 
-    def __init__(self, facts: dict[str, Any], store: Store, child: Child | None = None) -> None:
+    def __init__(
+        self, facts: dict[str, Any], store: Store, child: Child | None = None, who: str = ""
+    ) -> None:
         """Connect to an announced drill.
+
+        Args:
+            facts: what was announced.
+            store: where.
+            child: its process, for whoever started it.
+            who: a name that stands in the journal beside what is asked for here.
 
         Raises:
             MachineError: nobody answers there, or what was announced is damaged.
@@ -52,7 +60,7 @@ class Drill:
         except (LookupError, TypeError, ValueError):
             raise _damaged(store) from None
         """Where the drill's engine can be watched, as any other engine's telemetry."""
-        self._child = child
+        self._child, self.who = child, who
         self._live = threading.Event()
         self._client = TelemetryClient(self.address, self.key, on_frame=self._on_frame)
         self._client.start()
@@ -85,6 +93,10 @@ class Drill:
     def hint(self) -> dict[str, Any]:
         """Take the next clue."""
         return self._ask("hint")
+
+    def remark(self, text: str) -> dict[str, Any]:
+        """Write a remark into the journal, for the others and for the debrief."""
+        return self._ask("remark", text=text)
 
     def finish(self, reason: str = "finished", *, graded: bool = True) -> dict[str, Any]:
         """Grade, restore, and return the result with its proof; the drill then ends."""
@@ -126,7 +138,7 @@ class Drill:
         Raises:
             RequestError: the drill refused, did not answer, or is gone.
         """
-        return self._client.control(action, timeout_s=ANSWER_S, **detail)
+        return self._client.control(action, timeout_s=ANSWER_S, who=self.who, **detail)
 
     def _wait(self) -> None:
         if not self._live.wait(timeout=15.0):
@@ -153,6 +165,8 @@ def start(
     model: str = paths.DEFAULT_MODEL,
     seed: int | None = None,
     minutes: float | None = None,
+    surprise: bool = False,
+    who: str = "",
     on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Drill:
     """Start a drill in a process of its own, which ends with this one.
@@ -163,6 +177,8 @@ def start(
         model: folder or name of the model.
         seed: another layer, another expert than the file's.
         minutes: how long the fault may last; None takes the file's.
+        surprise: keep its title back, as in an incident.
+        who: a name that stands in the journal beside what is asked for here.
         on_stage: is told twice a second which of `stages.STAGES` it is, with how many of how many
             parts are done; what it raises ends the start, and the engine with it.
 
@@ -180,6 +196,7 @@ def start(
         "model": str(model),
         "seed": seed,
         "minutes": minutes,
+        "surprise": surprise,
         "parent": own_identity(),
     }
     child = Child(
@@ -196,15 +213,15 @@ def start(
         facts = store.current()
         if facts is None:
             raise MachineError("the drill ended as soon as it had started.")
-        return Drill(facts, store, child)
+        return Drill(facts, store, child, who)
     except BaseException:
         child.stop()  # its engine goes with it
         clean(store)
         raise
 
 
-def attach(state: str | Path | None = None) -> Drill:
-    """Join the drill that runs in a state folder.
+def attach(state: str | Path | None = None, who: str = "") -> Drill:
+    """Join the drill that runs in a state folder, under a name for the journal.
 
     Raises:
         MachineError: none runs there, or what it announced is damaged.
@@ -217,17 +234,27 @@ def attach(state: str | Path | None = None) -> Drill:
         raise MachineError(
             f"no drill is running in {store.folder}; start one with `workbench drill run ID`."
         )
-    return Drill(facts, store)
+    return Drill(facts, store, who=who)
 
 
 @contextlib.contextmanager
 def joined(state: str | Path | None = None) -> Iterator[Drill]:
     """Join the running drill for a few questions."""
-    drill = attach(state)
+    drill = attach(state, own_name())
     try:
         yield drill
     finally:
         drill.close()
+
+
+def own_name() -> str:
+    """Return the name that stands in the journal: `WORKBENCH_WHO`, or this user's."""
+    import getpass
+
+    try:
+        return os.environ.get("WORKBENCH_WHO") or getpass.getuser()
+    except (OSError, KeyError):
+        return ""
 
 
 def clean(store: Store) -> bool:

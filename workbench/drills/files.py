@@ -130,7 +130,7 @@ def _scenario(raw: Mapping[str, Any]) -> Scenario:
         rollbacks=tuple(map(_call, raw["rollbacks"])),
         stop=tuple(map(_probe, raw["stop-conditions"])),
         question=raw["diagnosis"]["question"],
-        options=raw["diagnosis"]["options"],
+        options={name: text.strip() for name, text in raw["diagnosis"]["options"].items()},
         diagnosis_points=raw["diagnosis"]["points"],
         checks=tuple(
             Check(

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, WorkbenchError
@@ -28,9 +29,12 @@ from workbench.drills.session import Session
 from workbench.drills.store import Store
 from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_identity
 
-OPTIONS = ("drill", "state", "model", "seed", "minutes", "parent")
+OPTIONS = ("drill", "state", "model", "seed", "minutes", "surprise", "parent")
 LINGER_S = 1.0
 """How long an ended drill stays to let its last answer out."""
+LONGEST_NAME = 40
+Answer = Mapping[str, Any]
+Handler = Callable[[Mapping[str, Any]], Answer]
 ORPHANED_S = 30.0
 """How long a drill whose runner was killed may take to restore its engine."""
 OVERDUE_S = 30.0
@@ -65,6 +69,7 @@ def run(
     model: str,
     seed: int | None = None,
     minutes: float | None = None,
+    surprise: bool | None = None,
     parent: str | None = None,
     orphaned: threading.Event,
 ) -> int:
@@ -81,7 +86,14 @@ def run(
     with store.locked(), contextlib.closing(Telemetry(on_control=(desk := Desk()).take)) as stream:
         name = store.new_name(drill)
         _tell("engine", 0, 0)
-        with opened(scenario, model=model, sink=stream, seed=seed, minutes=minutes) as session:
+        with opened(
+            scenario,
+            model=model,
+            sink=stream,
+            seed=seed,
+            minutes=minutes,
+            surprise=bool(surprise),
+        ) as session:
             stream.show_prompts(session.engine.tokenizer.decode)
             try:
                 session.prepare(_tell)
@@ -129,20 +141,30 @@ def _serve(session: Session, desk: Desk) -> None:
             raise ConfigError("arguments must be an object.")
         return session.act(str(detail.get("act")), **arguments)
 
-    handlers: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-        "briefing": lambda detail: session.scenario.briefing,
+    handlers: dict[str, Handler] = {
+        "briefing": lambda detail: session.briefing(),
         "state": lambda detail: session.state(),
         "observe": lambda detail: session.observe(),
         "act": act,
         "diagnose": lambda detail: session.diagnose(str(detail.get("option"))),
         "check": lambda detail: session.check(),
         "hint": lambda detail: session.hint(),
+        "remark": lambda detail: session.note_down(str(detail.get("text", ""))),
         "finish": lambda detail: session.finish(
             str(detail.get("reason", "finished")), graded=bool(detail.get("graded", True))
         ),
     }
     for action, handler in handlers.items():
-        desk.handle(action, handler)
+        desk.handle(action, partial(_by_whom, session, handler))
+
+
+def _by_whom(session: Session, handler: Handler, detail: Mapping[str, Any]) -> Answer:
+    """Do what is asked, with the name of whoever asks."""
+    session.who = str(detail.get("who") or "")[:LONGEST_NAME]
+    try:
+        return handler(detail)
+    finally:
+        session.who = ""
 
 
 def _watch(session: Session) -> None:

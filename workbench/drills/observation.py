@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workbench.drills.probes import device_rows
@@ -29,6 +29,15 @@ def seen(deployment: Deployment, readings: Readings, broken: Mapping[str, int]) 
         "deployment": dict(readings.facts),
         "requests": {**readings.ledger, "broken": dict(broken)},
     }
+
+
+def said(events: Sequence[Mapping[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Return what was said in events of one kind, by whom and when."""
+    return [
+        {"at_s": event["at_s"], "who": event.get("who", ""), "said": event["said"]}
+        for event in events
+        if event["what"] == what
+    ]
 
 
 def _table(table: RoutingTable, planned: Mapping[str, object]) -> dict[str, Any]:

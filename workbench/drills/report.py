@@ -166,11 +166,16 @@ def _stretches(
 
 def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
     lines = "".join(
-        f"<li><time>{round(event['at_s'], 1) + 0.0:.1f} s</time> <b>{_text(event['what'])}</b> "
+        f"<li><time>{round(event['at_s'], 1) + 0.0:.1f} s</time> "
+        f"{_who(event)}<b>{_text(event['what'])}</b> "
         f"{_text(_detail(event))}</li>"
         for event in events
     )
     return f"<ol>{lines}</ol>"
+
+
+def _who(event: Mapping[str, Any]) -> str:
+    return f"<i>{_text(event['who'])}</i> " if event.get("who") else ""
 
 
 def _detail(event: Mapping[str, Any]) -> str:

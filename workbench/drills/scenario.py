@@ -137,6 +137,11 @@ class Scenario:
     """Each looks right and is not."""
 
     @property
+    def probes(self) -> list[Probe]:
+        """The probes of signals and checks."""
+        return [*self.signals, *(check.probe for check in self.checks)]
+
+    @property
     def summary(self) -> dict[str, Any]:
         """Return the line of `workbench drill list`."""
         return {

@@ -15,9 +15,10 @@ Answer = Mapping[str, Any]
 
 def briefing_text(briefing: Answer) -> str:
     """Write what is known when a drill begins."""
+    called = "" if briefing.get("surprise") else f"{briefing['id']}, "
     options = "\n".join(f"  {option:<18} {text}" for option, text in briefing["options"].items())
     return (
-        f"{briefing['title']}  ({briefing['id']}, {briefing['minutes']:g} min)\n\n"
+        f"{briefing['title']}  ({called}{briefing['minutes']:g} min)\n\n"
         f"{briefing['description']}\n\n"
         f"Signals: {', '.join(briefing['signals'])}\n\n"
         f"{briefing['question']}\n{options}\n\n"
@@ -87,6 +88,39 @@ def result_text(result: Answer) -> str:
         lines[-1] += f": {'passed' if marks['passed'] else 'not passed'}"
         lines += ["", result["solution"]]
     return "\n".join((*lines, "", proof_text(result["proof"])))
+
+
+def debrief_text(journal: Answer) -> str:
+    """Write who did what when, and how long it took to name the cause and to repair it."""
+    events = journal.get("events", [])
+    lines = [f"{journal['briefing']['title']}: who did what"]
+    for event in events:
+        if event["at_s"] < 0 or event["what"] in ("undo registered", "steady"):
+            continue
+        said = next((str(event[key]) for key in ("said", "option", "reason") if key in event), "")
+        who = f"{event['who']}: " if event.get("who") else ""
+        lines.append(f"  {event['at_s']:>7.1f} s  {who}{event['what']} {said}".rstrip())
+    moments = {
+        "first look at a cause": _first(events, "diagnosis"),
+        "first change": _first(events, "act"),
+        "checks passed": next((e["at_s"] for e in events if _all_pass(e)), None),
+    }
+    lines += ["", *(f"  {name:<22} {_at(when)}" for name, when in moments.items())]
+    names = sorted({event["who"] for event in events if event.get("who")})
+    lines.append(f"  {'took part':<22} {', '.join(names) or 'nobody by name'}")
+    return "\n".join(lines)
+
+
+def _first(events: Iterable[Answer], what: str) -> float | None:
+    return next((event["at_s"] for event in events if event["what"] == what), None)
+
+
+def _all_pass(event: Answer) -> bool:
+    return event["what"] == "check" and set(event["outcomes"].values()) == {"pass"}
+
+
+def _at(when: float | None) -> str:
+    return "never" if when is None else f"after {when:.0f} s"
 
 
 def proof_text(proof: Answer) -> str:

@@ -1,0 +1,73 @@
+"""What the page Drills says of a drill's table, policy, deployment and remarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboards import readings
+from dashboards.drill_room import WHO
+
+
+def table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
+    """Say which table runs, whether it is the planned one, and what policy is in force."""
+    if seen is None:
+        return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
+    table, policy = seen["table"], seen["policy"]
+    words = "■ no engine runs"
+    if table is not None:
+        same = table["sha256"] == table["planned"].get("sha256")
+        planned = "as planned ✓" if same else f"■ planned was {table['planned'].get('sha256'):.12}"
+        words = f"v{table['version']}, hash with its version {table['sha256'][:12]}, {planned}"
+    set_now = [
+        f"{name} {value}" for name, value in policy.items() if value not in ([], 0, 0.0, None)
+    ]
+    return {
+        "table": words,
+        "policy": "; ".join(set_now) or "nothing set",
+        "rows": "▲ from before the last act"
+        if stale
+        else f"measured over {readings.number(seen['rows'])} rows",
+        "rows_class": "small tone-warn" if stale else "small muted",
+        "stale": "stale" if stale else "",
+    }
+
+
+def remark(typed: dict[str, Any]) -> str:
+    """Return what somebody wrote, with the name they gave."""
+    name, text = (str(typed.get(part, "")).strip() for part in ("name", "text"))
+    return f"{name}: {text}" if name and text else text
+
+
+def remarks(state: dict[str, Any], num: int) -> list[str]:
+    """Return the newest remarks, with who made them where that was a terminal."""
+    found = state.get("remarks", [])[-num:]
+    return [
+        f"{one['at_s']:.0f} s · {'' if one['who'] in ('', WHO) else one['who'] + ': '}{one['said']}"
+        for one in found
+    ]
+
+
+def deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
+    """Say how the engine is deployed: whether it runs, its options, its ranks, what runs beside."""
+    facts = (seen or {}).get("deployment")
+    if not facts:
+        return {"runs": "", "options": "", "others": ""}
+    newest = facts["starts"][-1]["said"] if facts["starts"] else "started as planned"
+    others = [
+        f"rank {rank} {'✓' if there else '■ missing'}" for rank, there in facts["ranks"].items()
+    ]
+    others += [_job(job) for job in facts["jobs"]]
+    return {
+        "runs": f"{'✓' if facts['running'] else '■ does not run'} {newest}",
+        "options": " · ".join(
+            "; ".join(f"{name} {value}" for name, value in options.items())
+            for options in facts["instances"]
+        ),
+        "others": "; ".join(others) or "nothing",
+    }
+
+
+def _job(job: dict[str, Any]) -> str:
+    word = "runs" if job["running"] else "■ does not run"
+    ago = "" if job["last_run_s"] is None else f", last did so {job['last_run_s']:g} s ago"
+    return f"job {job['name']} ({job['does']}) {word}{ago}"
