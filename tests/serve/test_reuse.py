@@ -8,6 +8,8 @@ import pytest
 
 from engine.serve.encodings import from_int32, from_npy
 from tests.serve.conftest import NAME, slowly, until
+from workbench.acceptance.expectations import NotAcceptedError
+from workbench.acceptance.format import check_routing
 
 PROMPT = list(range(100, 140))
 """Two full blocks of 16 and eight tokens."""
@@ -38,6 +40,12 @@ def test_reused_tokens_are_counted_and_said_not_to_have_been_routed(ask, reusing
     assert "note" not in whole and whole["summary"]["reused_rows"] == 0
     assert "32 prompt tokens were not computed" in told["note"]
     assert told["summary"]["reused_rows"] == 32 and told["summary"]["rows"] == 11
+    shape = {"experts": 8, "moe_layers": [0, 1, 2, 3]}
+    for answer, routing in ((first, whole), (second, told)):
+        assert check_routing(routing, answer["usage"], shape)["rows"] == 43
+    lying = told | {"summary": told["summary"] | {"reused_rows": 31}}
+    with pytest.raises(NotAcceptedError):
+        check_routing(lying, second["usage"], shape)
     for index, (a, b) in enumerate(zip(whole["tokens"], told["tokens"], strict=True)):
         assert (b["index"], b["id"]) == (a["index"], a["id"]) == (index, a["id"])
         assert b["experts"] == (None if index < 32 else a["experts"])

@@ -30,7 +30,7 @@ class Stub(ThreadingHTTPServer):
 @pytest.fixture(scope="module")
 def server(make_server):
     """A service of this module's own: what others did to theirs does not stand in its log."""
-    return make_server()
+    return make_server({"prefix_reuse": True})
 
 
 @pytest.fixture

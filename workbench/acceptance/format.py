@@ -74,6 +74,8 @@ def check_routing(
 ) -> dict[str, Any]:
     """Check the field `routing` of a choice; return what it says in short.
 
+    Prompt tokens that a service says it did not compute must come first and have no experts.
+
     Raises:
         NotAcceptedError: a row is missing, an id is out of range, or two parts disagree.
     """
@@ -82,11 +84,21 @@ def check_routing(
     rows = usage["prompt_tokens"] + max(0, usage["completion_tokens"] - 1)
     ensure(layers == len(shape["moe_layers"]), f"routing tells of {layers} layers")
     ensure(len(routing["tokens"]) == rows, f"{len(routing['tokens'])} routed rows, not {rows}")
-    for token in routing["tokens"]:
+    _fields(routing["summary"], "the summary", rows=int, expert_counts=list, balance=dict,
+            table_version=int, overhead_share=float)  # fmt: skip
+    reused = routing["summary"].get("reused_rows", 0)
+    ensure(reused in range(usage["prompt_tokens"]), f"{reused!r} rows are said to be reused")
+    first, routed = routing["tokens"][:reused], routing["tokens"][reused:]
+    ensure(
+        all(token["experts"] is token["weights"] is None for token in first),
+        "a reused row has experts",
+    )
+    for token in routed:
         _fields(token, "a routed token", index=int, id=int, experts=list, weights=list)
-    ids = np.array([token["experts"] for token in routing["tokens"]])
-    weights = np.array([token["weights"] for token in routing["tokens"]], dtype=float)
-    ensure(ids.shape == weights.shape == (rows, layers, top_k), "routed rows differ in shape")
+    ids = np.array([token["experts"] for token in routed])
+    weights = np.array([token["weights"] for token in routed], dtype=float)
+    run = rows - reused
+    ensure(ids.shape == weights.shape == (run, layers, top_k), "routed rows differ in shape")
     ensure(bool(((ids >= 0) & (ids < experts)).all()), "an expert id is out of range")
     ensure(bool((np.sort(ids)[..., 1:] != np.sort(ids)[..., :-1]).all()), "an expert came twice")
     ensure(bool(np.isfinite(weights).all() and (weights >= 0).all()), "a weight is not finite")
@@ -97,12 +109,11 @@ def check_routing(
         ]
     except RequestError as wrong:
         raise NotAcceptedError(str(wrong).rstrip(".")) from None
-    ensure(all(np.array_equal(ids, other) for other in others), "the encodings disagree")
-    _fields(routing["summary"], "the summary", rows=int, expert_counts=list, balance=dict,
-            table_version=int, overhead_share=float)  # fmt: skip
+    whole = np.concatenate([np.full((reused, layers, top_k), -1), ids])
+    ensure(all(np.array_equal(whole, other) for other in others), "the encodings disagree")
     counts = np.array(routing["summary"]["expert_counts"])
     ensure(
-        counts.shape == (layers, experts) and bool((counts.sum(axis=1) == rows * top_k).all()),
+        counts.shape == (layers, experts) and bool((counts.sum(axis=1) == run * top_k).all()),
         "the counts do not sum to rows x top_k",
     )
     return {"rows": rows, "layers": layers, "top_k": top_k}
