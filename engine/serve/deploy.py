@@ -62,7 +62,7 @@ PANELS = (
         ("topk(10, sum by (layer, expert) (rate(tokenrouter_expert_tokens_total[1m])))",
          "layer {{layer}} expert {{expert}}"),
     )),
-    Panel("Experts without tokens: seconds of work since the last", "s", (
+    Panel("Experts without tokens: seconds since the last", "s", (
         ("topk(10, tokenrouter_expert_idle_seconds)", "layer {{layer}} expert {{expert}}"),
     )),
     Panel("Ranks at work, share of time", "percentunit", (
@@ -72,8 +72,13 @@ PANELS = (
         ("tokenrouter_rank_memory_bytes", "rank {{rank}}"),
         ("tokenrouter_gpu_memory_total_bytes - tokenrouter_gpu_memory_free_bytes", "GPU {{gpu}}"),
     )),
-    Panel("KV cache in use", "percentunit", (
-        ("tokenrouter_kv_cache_usage_ratio", "{{instance}}"),
+    Panel("KV cache, share of its blocks", "percentunit", (
+        ("tokenrouter_kv_cache_usage_ratio", "in use"),
+        ("tokenrouter_prefix_cache_kept_ratio", "kept for reuse"),
+    )),
+    Panel("Tokens found in the KV cache, share of those looked up", "percentunit", (
+        ("sum(rate(tokenrouter_prefix_cache_hits_total[1m]))"
+         " / sum(rate(tokenrouter_prefix_cache_queries_total[1m]))", "found"),
     )),
     Panel("Routing table", "short", (
         ("tokenrouter_table_version", "version"),
