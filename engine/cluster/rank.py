@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from engine.model.ranges import annotate, give_ranges
 from engine.model.sampler import sample
 from engine.model.step import StageClock, StepContext
 from engine.model.transformer import Transformer
+from engine.routing.cache import LookUps
 from engine.routing.capacity import Capacity
 from engine.routing.policy import LayerPolicy
 from engine.routing.precision import Precision, PrecisionRouter
@@ -85,7 +87,7 @@ class Rank:
         self._gates = {
             layer: moe.gate for layer, moe in zip(model_config.moe_layers, moes, strict=True)
         }
-        self._tables = [moe.placer.look_ups for moe in moes]
+        self._tables: list[LookUps[Any]] = [moe.placer.look_ups for moe in moes]
         self._tables += [moe.dispatcher.order.look_ups for moe in moes[:1]]
         annotate(model)
         give_ranges([("sample", self, "sample")])

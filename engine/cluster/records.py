@@ -171,12 +171,14 @@ def _circumstances(
     """Gather what else bore on one layer's choice: all of it was noted while the step ran."""
     assert step.records is not None, "the step ran without records"
     record, policy = step.records[place], step.policies[place]
-    biases = [bias for bias in (gate.logit_bias, policy and policy.bias_E) if bias is not None]
+    bias_E = gate.logit_bias
+    if policy is not None:
+        bias_E = policy.bias_E if bias_E is None else bias_E + policy.bias_E
     return Circumstances(
         layer=layer,
         source=sources(),
         number_format=number_format,
-        bias_E=sum(biases[1:], biases[0]) if biases else None,
+        bias_E=bias_E,
         bonus_TE=record.bonus_TE,
         why_TK=record.why_TK,
         capacity=step.capacity.rows[place] if step.capacity else -1,

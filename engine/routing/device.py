@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.routing.cache import LookUps
-from engine.routing.table import RoutingTable
+from engine.routing.table import Int, RoutingTable
 
 TILE_ROWS = 16
 """Rows that an expert computes at once; a row more in a tile that is begun costs no time."""
@@ -88,18 +89,20 @@ class Placer:
         return placed.phy_ids_TK
 
     def _work_out(self, topk_ids_TK: Tensor, homes_T: Tensor, rows_GE: Tensor | None) -> Placement:
+        """Place a step's rows, on the host: numpy's operations on a few ids cost a fifth."""
         replicas = self._replicas
-        only_TK = replicas.first_E[topk_ids_TK]
         if not replicas.num_experts:
-            return Placement(only_TK, None)
-        which_TK = replicas.index_E[topk_ids_TK]
-        cells_TK = homes_T.unsqueeze(1) * replicas.num_columns + which_TK
-        counts_C, turn_N = _count(cells_TK.flatten(), replicas.num_cells)
-        rows_C = counts_C if rows_GE is None else replicas.columns(rows_GE).flatten()
-        shared_N, why_N = _Shares(replicas, rows_C).physical(cells_TK.flatten(), turn_N)
-        several_TK = which_TK < replicas.num_experts
-        phy_ids_TK = torch.where(several_TK, shared_N.view_as(only_TK), only_TK)
-        return Placement(phy_ids_TK, torch.where(several_TK, why_N.view_as(only_TK), ONLY))
+            return Placement(replicas.first[topk_ids_TK], None)
+        ids_TK = topk_ids_TK.cpu().numpy()
+        which_TK = replicas.index_E[ids_TK]
+        cells_N = (homes_T.cpu().numpy()[:, None] * replicas.num_columns + which_TK).ravel()
+        counts_C, turn_N = _count(cells_N, replicas.num_cells)
+        rows_C = counts_C if rows_GE is None else replicas.columns(rows_GE.cpu().numpy()).ravel()
+        shared_N, why_N = _Shares(replicas, rows_C).physical(cells_N, turn_N)
+        several_TK, shape = which_TK < replicas.num_experts, ids_TK.shape
+        phy_ids_TK = np.where(several_TK, shared_N.reshape(shape), replicas.first_E[ids_TK])
+        why_TK = np.where(several_TK, why_N.reshape(shape), ONLY)
+        return Placement(_tensor(phy_ids_TK, topk_ids_TK), _tensor(why_TK, topk_ids_TK))
 
     @staticmethod
     def reason(why: int, device: int, home: int, copies: int) -> str:
@@ -123,95 +126,96 @@ class Placer:
         return f"none of {copies} copies on device {home}; spread to device {device}"
 
 
+def _tensor(values: Int, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)
+
+
 class _Replicas:
-    """What a table says of one layer, as tensors.
+    """What a table says of one layer.
 
     H experts have replicas; they are the first H columns, the others share a last one that is
     counted and not used. C = G·(H + 1) cells of a device and a column.
     """
 
     def __init__(self, table: RoutingTable, layer: int, device: torch.device) -> None:
-        log2phy_ER = torch.tensor(table.log2phy[layer])
+        log2phy_ER = table.log2phy[layer]
+        self.first_E = log2phy_ER[:, 0]
+        self.first = torch.tensor(self.first_E, device=device)
         # Not num_replicas: a drill may tear the two apart.
-        experts_H = ((log2phy_ER >= 0).sum(1) > 1).nonzero().flatten()
+        self.experts_H = experts_H = np.flatnonzero((log2phy_ER >= 0).sum(1) > 1)
         self.num_experts, self.num_columns = len(experts_H), len(experts_H) + 1
         self.num_cells = table.num_devices * self.num_columns
-        index_E = torch.full((table.num_experts,), self.num_experts)
-        index_E[experts_H] = columns_H = torch.arange(self.num_experts)
+        self.index_E = np.full(table.num_experts, self.num_experts)
+        columns_H = np.arange(self.num_experts)
+        self.index_E[experts_H] = columns_H
 
-        log2phy_HR = log2phy_ER[experts_H]
-        there_HR = log2phy_HR >= 0
-        rank_HR = torch.tensor(table.rank_of_phy)[log2phy_HR].masked_fill(~there_HR, -1)
-        twins_HRR = (rank_HR.unsqueeze(2) == rank_HR.unsqueeze(1)).tril(-1)
-        at_home_HR = there_HR & ~twins_HRR.any(2)  # of two on a device, the first is its home
-        cell_HR = rank_HR.clamp(min=0) * self.num_columns + columns_H.unsqueeze(1)
-        own_C = torch.full((self.num_cells,), -1)
-        own_C[cell_HR[at_home_HR]] = log2phy_HR[at_home_HR]
-        self.experts_H, self.index_E = experts_H.to(device), index_E.to(device)
-        self.first_E = log2phy_ER[:, 0].to(device)
-        self.log2phy_HR, self.there_HR = log2phy_HR.to(device), there_HR.to(device)
-        self.at_home_HR, self.cell_HR = at_home_HR.to(device), cell_HR.to(device)
-        self.own_C, self.num_H1 = own_C.to(device), there_HR.sum(1, keepdim=True).to(device)
-        self.turn_H1 = (experts_H + layer).unsqueeze(1).to(device)
+        self.log2phy_HR = log2phy_HR = log2phy_ER[experts_H]
+        self.there_HR = there_HR = log2phy_HR >= 0
+        rank_HR = np.where(there_HR, table.rank_of_phy[log2phy_HR], -1)
+        twins_HRR = np.tril(rank_HR[:, :, None] == rank_HR[:, None, :], -1)
+        self.at_home_HR = there_HR & ~twins_HRR.any(2)  # of two on a device, the first is its home
+        self.cell_HR = np.maximum(rank_HR, 0) * self.num_columns + columns_H[:, None]
+        self.own_C = np.full(self.num_cells, -1)
+        self.home_C, self.homes = self.cell_HR[self.at_home_HR], np.flatnonzero(self.at_home_HR)
+        self.own_C[self.home_C] = log2phy_HR[self.at_home_HR]
+        self.num_H1 = there_HR.sum(1, keepdims=True)
+        self.turn_H1 = (experts_H + layer)[:, None]
 
-    def columns(self, rows_GE: Tensor) -> Tensor:
+    def columns(self, rows_GE: Int) -> Int:
         """Return (G, H + 1) the rows of the experts with replicas."""
-        return torch.nn.functional.pad(rows_GE[:, self.experts_H], (0, 1))
+        return np.pad(rows_GE[:, self.experts_H], ((0, 0), (0, 1)))
 
 
 class _Shares:
     """What each replica takes of one step's rows, and from whom; all in whole rows."""
 
-    def __init__(self, replicas: _Replicas, rows_C: Tensor) -> None:
+    def __init__(self, replicas: _Replicas, rows_C: Int) -> None:
         self.replicas = replicas
-        rows_GC = rows_C.view(-1, replicas.num_columns)
+        rows_GC = rows_C.reshape(-1, replicas.num_columns)
         home_rows_HR = rows_C[replicas.cell_HR] * replicas.at_home_HR
-        share_H1 = -(-rows_GC.sum(0)[:-1].unsqueeze(1) // replicas.num_H1)
-        kept_HR = torch.minimum(home_rows_HR, -(-share_H1 // TILE_ROWS) * TILE_ROWS)
-        self.kept_C = torch.zeros_like(rows_C).index_add_(
-            0, replicas.cell_HR.flatten(), kept_HR.flatten()
-        )
+        share_H1 = -(-rows_GC.sum(0)[:-1, None] // replicas.num_H1)
+        kept_HR = np.minimum(home_rows_HR, -(-share_H1 // TILE_ROWS) * TILE_ROWS)
+        self.kept_C = np.zeros_like(rows_C)
+        self.kept_C[replicas.home_C] = kept_HR.ravel()[replicas.homes]
         # All rows that leave home in one line, by expert and then device; so is the room for them.
-        away_CG = (rows_GC - self.kept_C.view_as(rows_GC)).T
-        before_CG = away_CG.flatten().cumsum(0).view_as(away_CG) - away_CG
-        self.before_C = before_CG.T.flatten()
-        room_HR = (share_H1 - kept_HR).clamp(min=0) * replicas.there_HR
-        away_H1 = away_CG[:-1].sum(1, keepdim=True)
+        away_CG = (rows_GC - self.kept_C.reshape(rows_GC.shape)).T
+        before_CG = away_CG.cumsum().reshape(away_CG.shape) - away_CG
+        self.before_C = before_CG.T.ravel()
+        room_HR = np.maximum(share_H1 - kept_HR, 0) * replicas.there_HR
+        away_H1 = away_CG[:-1].sum(1, keepdims=True)
         edges_HR = _dealt(room_HR, away_H1, replicas.turn_H1)
-        self.room_until = (edges_HR + away_H1.cumsum(0) - away_H1).flatten()
+        self.room_until = (edges_HR + away_H1.cumsum(0) - away_H1).ravel()
 
-    def physical(self, cells_N: Tensor, turn_N: Tensor) -> tuple[Tensor, Tensor]:
+    def physical(self, cells_N: Int, turn_N: Int) -> tuple[Int, Int]:
         """Return (N,) the physical expert of each row, the `turn`-th of its cell, and why."""
         kept_N = self.kept_C[cells_N]
         place_N = self.before_C[cells_N] + turn_N - kept_N
-        replica_N = torch.searchsorted(self.room_until, place_N, right=True)
-        away_N = self.replicas.log2phy_HR.flatten()[replica_N.clamp(max=len(self.room_until) - 1)]
+        replica_N = np.searchsorted(self.room_until, place_N, side="right")
+        away_N = self.replicas.log2phy_HR.ravel()[np.minimum(replica_N, len(self.room_until) - 1)]
         own_N, stays_N = self.replicas.own_C[cells_N], turn_N < kept_N
-        why_N = torch.where(own_N >= 0, FULL, AWAY).masked_fill(stays_N, HOME)
-        return torch.where(stays_N, own_N, away_N), why_N
+        why_N = np.where(stays_N, HOME, np.where(own_N >= 0, FULL, AWAY))
+        return np.where(stays_N, own_N, away_N), why_N
 
 
-def _dealt(room_HR: Tensor, rows_H1: Tensor, turn_H1: Tensor) -> Tensor:
+def _dealt(room_HR: Int, rows_H1: Int, turn_H1: Int) -> Int:
     """Return (H, R) up to which of its rows each replica takes, in proportion to its room.
 
     Rounding goes round with `turn`, or single rows would always go to the same replica. 3 rows
     and room ``[2, 0, 2]`` at turn 0: ``[1, 1, 3]``, so 1, 0 and 2 rows; at turn 2: 2, 0 and 1.
     """
     until_HR = room_HR.cumsum(1)
-    total_H1 = until_HR[:, -1:].clamp(min=1)
-    return (until_HR * rows_H1 + turn_H1 % total_H1) // total_H1
+    total_H1 = np.maximum(until_HR[:, -1:], 1)
+    dealt: Int = (until_HR * rows_H1 + turn_H1 % total_H1) // total_H1
+    return dealt
 
 
-def _count(cells_N: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
+def _count(cells_N: Int, num_cells: int) -> tuple[Int, Int]:
     """Return how many rows each cell has, and for each row how many of its cell come before it.
 
     Cells ``[2, 0, 2, 2]`` of 3: counts ``[1, 0, 3]`` and turns ``[0, 0, 1, 2]``.
     """
-    ones_N = torch.ones_like(cells_N)
-    counts = torch.zeros(num_cells, dtype=torch.int64, device=cells_N.device)
-    counts.index_add_(0, cells_N, ones_N)
-    order_N = cells_N.argsort(stable=True)
-    starts = counts.cumsum(0) - counts
-    turn_N = torch.empty_like(cells_N)
-    turn_N[order_N] = ones_N.cumsum(0) - 1 - starts[cells_N[order_N]]
-    return counts, turn_N
+    counts_C = np.bincount(cells_N, minlength=num_cells)
+    order_N = cells_N.argsort(kind="stable")
+    turn_N = np.empty_like(cells_N)
+    turn_N[order_N] = np.arange(len(cells_N)) - (counts_C.cumsum() - counts_C)[cells_N[order_N]]
+    return counts_C, turn_N

@@ -182,6 +182,6 @@ def windows(
             rows += own
             chunks += [chunk] * len(own)
             last.append(len(rows) - 1)
-        found.append(Window(*(torch.tensor(c, device=device) for c in (rows, chunks, first, last)),
-                            torch.tensor(taking, device=device)))  # fmt: skip
+        columns = (rows, chunks, first, last, taking)
+        found.append(Window._make(torch.tensor(column, device=device) for column in columns))
     return found

@@ -58,7 +58,7 @@ class RankedRunner:
             else None,
             bad_rows=sum(report.bad_rows for report in reports.values()),
             dropped=_summed([report.dropped for report in reports.values() if report.dropped]),
-            look_ups=tuple(_summed([report.look_ups for report in reports.values()])),
+            look_ups=_looked_up(reports),
             table_version=terms.table.version,
             clock=clock,
             ranks=[_rank_event(rank, report, mode) for rank, report in reports.items()],
@@ -112,6 +112,11 @@ def _logits(reports: Mapping[int, StepReport]) -> Tensor | None:
     if any(part is None for part in parts):
         return None
     return torch.from_numpy(np.concatenate(parts))
+
+
+def _looked_up(reports: Mapping[int, StepReport]) -> tuple[int, int]:
+    found, missed = _summed([report.look_ups for report in reports.values()])
+    return found, missed
 
 
 def _summed(rows: Sequence[Sequence[int]]) -> list[int]:

@@ -227,7 +227,8 @@ def _sequence(engine: Engine, prompt: str, tokens: int) -> tuple[Any, float]:
 
 def _share(before: Mapping[str, Any], after: Mapping[str, Any], level: str) -> float:
     spent: float = after["level_ms"][level] - before["level_ms"][level]
-    return spent / (after["step_ms"] - before["step_ms"])
+    whole: float = after["step_ms"] - before["step_ms"]
+    return spent / whole
 
 
 class _Units:

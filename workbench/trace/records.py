@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.errors import TraceError
 from engine.events import ControlEvent, Decision, RequestEvent, StartEvent, TextEvent
-from workbench.trace.schema import COLUMNS, Array, check_start
+from workbench.trace.schema import COLUMNS, VERSION, Array, check_start
 from workbench.trace.trace import Note, Trace
 
 R = TypeVar("R")
@@ -105,7 +105,9 @@ def unpack_notes(values: Any) -> tuple[tuple[int, Note], ...]:
     return tuple(notes)
 
 
-def unpack_decisions(texts: Any, columns: dict[str, Array], version: int) -> tuple[Decision, ...]:
+def unpack_decisions(
+    texts: Any, columns: dict[str, Array], version: int = VERSION
+) -> tuple[Decision, ...]:
     """Join the decisions' texts with their columns; what a version did not tell stays unsaid.
 
     Raises:

@@ -275,7 +275,7 @@ def _from_older(
 ) -> dict[str, Array]:
     """Add what an older version did not have: empty tables and columns, stages as unreported."""
     now_of_old = np.array([STAGES.index(stage) for stage in STAGES_OF[version]], np.uint8)
-    changed = {}
+    changed: dict[str, Array] = {}
     for name in ("steps/stage_ms", "ranks/stage_ms"):
         if name in columns:
             old_XG = columns[name]
