@@ -42,7 +42,7 @@ class LookUps(Generic[V]):
     def key(self, *ids: Tensor) -> bytes | None:
         """Return what to look up, None where it does not pay; the first ids have the rows."""
         first = ids[0]
-        if first.shape[0] > self.max_rows or not first.is_cpu:
+        if not 0 < first.shape[0] <= self.max_rows or not first.is_cpu:
             return None
         if len(ids) == 1:
             return first.numpy().tobytes()
