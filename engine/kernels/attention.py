@@ -16,7 +16,7 @@ FEW_STRANGERS = 2
 """Decodes read the cache in place while it holds at most this many times the blocks they see."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
     """Consecutive rows of one sequence in a step's batch."""
 

@@ -20,7 +20,7 @@ from engine.routing.policy import LayerPolicy
 from engine.routing.table import RoutingTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
     """How the token after a span is chosen."""
 
@@ -30,7 +30,7 @@ class Draw:
     """The position the new token will have."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """Consecutive tokens of one sequence in a step."""
 

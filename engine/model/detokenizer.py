@@ -38,6 +38,9 @@ class Detokenizer:
         return rest + self._release(len(self.text))
 
     def _append(self, new: str) -> str:
+        if not self._stop:
+            self.text += new
+            return self._release(len(self.text))
         start = max(0, len(self.text) - self._longest + 1)
         self.text += new
         found = [at for stop in self._stop if (at := self.text.find(stop, start)) >= 0]

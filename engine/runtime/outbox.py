@@ -58,18 +58,19 @@ class Outbox:
     def _give(self, sampled: Sampled, logits_BV: Tensor | None) -> None:
         """Give one sequence its new tokens, up to the one that ends it."""
         sequence, delta, reason, taken = sampled.chunk.sequence, "", None, 0
+        num_best = sequence.params.logprobs
         for token_id in sampled.token_ids:
-            logits_V = None if logits_BV is None else logits_BV[sampled.row + taken]
             if self._hash_logits:
-                assert logits_V is not None
-                sequence.hash_logits(logits_V.cpu().numpy())
+                assert logits_BV is not None
+                sequence.hash_logits(logits_BV[sampled.row + taken].cpu().numpy())
             if sequence.max_tokens == 0:
                 self.end(sequence, "length")
                 return
             sequence.token_ids.append(token_id)
-            if sequence.params.logprobs is not None:
-                assert logits_V is not None
-                sequence.logprobs.append(logprobs(logits_V, token_id, sequence.params.logprobs))
+            if num_best is not None:
+                assert logits_BV is not None
+                logits_V = logits_BV[sampled.row + taken]
+                sequence.logprobs.append(logprobs(logits_V, token_id, num_best))
             delta += sequence.detokenizer.push(token_id)
             taken += 1
             if reason := self._finish_reason(sequence, token_id):
@@ -105,15 +106,16 @@ class Outbox:
 
     def _put(self, sequence: Sequence, delta: str, token_ids: tuple[int, ...]) -> None:
         self._announcer.text(sequence, delta)
+        new, finished = len(token_ids) if sequence.logprobs else 0, sequence.is_finished
         self._unread.append(
             RequestOutput(
                 sequence.request_id,
                 sequence.label,
                 delta,
                 token_ids,
-                tuple(sequence.logprobs[-len(token_ids) :]) if token_ids else (),
-                sequence.is_finished,
-                completion_of(sequence) if sequence.is_finished else None,
+                tuple(sequence.logprobs[-new:]) if new else (),
+                finished,
+                completion_of(sequence) if finished else None,
             )
         )
 

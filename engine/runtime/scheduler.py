@@ -21,7 +21,7 @@ from engine.runtime.sequence import Sequence
 from engine.runtime.waiting import Queue, due
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Consecutive tokens of one sequence in a step."""
 
@@ -56,7 +56,8 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the sequence's last token, so that a next one follows."""
-        return self.end - self.num_drafts == len(self.sequence.token_ids)
+        own = self.num_tokens - (self.proposal.num_drafts if self.proposal else 0)
+        return self.start + own == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Scheduler:
         displaced = len(step.preempted)
         budget = self.config.max_step_tokens
         for sequence in list(self.running):
-            if budget == 0 or sequence not in self.running:
+            if budget == 0 or (step.preempted and sequence not in self.running):
                 continue
             budget -= self._take(sequence, budget, step)
         while budget and self.waiting and len(self.running) < self.config.max_running:
@@ -227,17 +228,23 @@ class Scheduler:
     def _take(self, sequence: Sequence, budget: int, step: Schedule) -> int:
         """Give a running sequence its share of the step; returns the tokens taken."""
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed, budget)
-        while self._lacks_blocks(sequence, num_tokens):
-            pool = self._pool(sequence)
-            victim = self._last_due(pool)
-            assert victim is not None, "the sequence itself runs there"
-            self._preempt(victim, step)
-            if victim is sequence:
+        if self._missing_blocks(sequence, num_tokens):
+            if not self._make_room(sequence, num_tokens, step):
                 return 0
-        self._hand_out(sequence, num_tokens, step)
+            self._hand_out(sequence, num_tokens, step)
         again = min(max(0, sequence.high_water - sequence.num_computed), num_tokens)
         step.chunks.append(Chunk(sequence, sequence.num_computed, num_tokens, again))
         return num_tokens
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, step: Schedule) -> bool:
+        """Preempt others until there are blocks; False if the sequence itself had to go."""
+        while self._lacks_blocks(sequence, num_tokens):
+            victim = self._last_due(self._pool(sequence))
+            assert victim is not None, "the sequence itself runs there"
+            self._preempt(victim, step)
+            if victim is sequence:
+                return False
+        return True
 
     def _last_due(self, pool: SharedBlocks | None) -> Sequence | None:
         """Return the running sequence that is due last, of one pool or of all."""
