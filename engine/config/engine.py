@@ -18,6 +18,7 @@ EXCHANGES = ("naive", "request", "grouped", "overlapped")
 MAX_THREADS = 1024
 MAX_DRAFT_TOKENS = 16
 DRAFT_LENGTHS = ("adaptive", "fixed")
+DRAFT_SAMPLINGS = ("same", "rejection")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,10 @@ class EngineConfig:
     """Most tokens proposed in one step."""
     draft_length: str = "adaptive"
     """`adaptive` proposes as many as pay, none where none do; `fixed` always `draft_tokens`."""
+    draft_sampling: str = "same"
+    """How proposals are accepted when sampling. `same`: those that are the token drawn without a
+    draft, so that a seed keeps its text. `rejection`: by chance (Leviathan et al.), so that more
+    stand; the distribution stays, the text of a seed does not."""
     dtype: str = "float32"
     """Number format of weights and activations: `float32` or `bfloat16`. The gate stays fp32."""
     precision: str = "model"
@@ -97,6 +102,12 @@ class EngineConfig:
         one_of("dtype", self.dtype, DTYPES)
         within("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
         one_of("draft_length", self.draft_length, DRAFT_LENGTHS)
+        one_of("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
+        if self.deterministic and self.draft_sampling != "same":
+            raise ConfigError(
+                f"draft_sampling ({self.draft_sampling}) must be same in deterministic mode, where "
+                "a seed keeps its text; drop one of the two."
+            )
         if self.draft is not None and self.num_ranks > 1:
             raise ConfigError(
                 f"draft ({self.draft}) must be left out with num_ranks ({self.num_ranks}): a draft "

@@ -65,12 +65,40 @@ def logprobs(logits_V: Tensor, token_id: int, count: int) -> Logprobs:
     return Logprobs(token_id, float(logprobs_V[token_id]), tuple(pairs))
 
 
-def uniform(seed: int, position: int) -> float:
+def distribution(logits_V: Array, params: SamplingParams) -> Array:
+    """Return the (V,) float64 probabilities that `sample` draws a row's token by.
+
+    Logits [1, 3, 2, 3] with temperature 1 and top-k 2 give [0, .5, 0, .5]. A row that `sample`
+    takes the most likely token of has probability 1 there.
+    """
+    shares_V = np.zeros(len(logits_V))
+    with np.errstate(all="ignore"):
+        scaled_V = logits_V / np.float32(params.temperature)
+    if params.temperature == 0 or not math.isfinite(scaled_V.max()):
+        shares_V[int(logits_V.argmax())] = 1.0
+        return shares_V
+    if not 0 < params.top_k < len(scaled_V) and params.top_p == 1.0:
+        shares_V = np.exp(scaled_V.astype(np.float64) - scaled_V.max())
+        return shares_V / shares_V.sum()
+    order = np.argsort(-scaled_V, kind="stable")
+    if 0 < params.top_k < len(order):
+        order = order[: params.top_k]
+    mass = np.exp(scaled_V[order].astype(np.float64) - scaled_V[order[0]])
+    mass /= mass.sum()
+    kept = order[: np.searchsorted(np.cumsum(mass), params.top_p) + 1]
+    shares_V[kept] = mass[: len(kept)] / mass[: len(kept)].sum()
+    return shares_V
+
+
+def uniform(seed: int, position: int, stream: int = 0) -> float:
     """Return the number in [0, 1) that belongs to (seed, position); Philox, counter-based.
+
+    Each `stream` has numbers of its own; 0 is the sampler's.
 
     Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
     """
-    return float(np.random.Philox(key=seed, counter=position).random_raw() >> 11) * 2.0**-53
+    counter = position + (stream << 128)
+    return float(np.random.Philox(key=seed, counter=counter).random_raw() >> 11) * 2.0**-53
 
 
 def _draw(scaled_V: Array, params: SamplingParams, share: float) -> int:

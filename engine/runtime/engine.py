@@ -398,7 +398,10 @@ class Engine:
         config = self.config
         network = open_draft(config, self.model_config, self.tokenizer, num_positions)
         policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
-        return Drafter(network, policy, self._scheduler, own.cache, self.faults)
+        by_chance = config.draft_sampling == "rejection"
+        return Drafter(
+            network, policy, self._scheduler, own.cache, self.faults, by_chance=by_chance
+        )
 
     def _on_ranks(self, ranks: Ranks, door: Door) -> None:
         """Let other processes run the steps."""

@@ -21,6 +21,7 @@ from engine.model.step import StageClock
 from engine.routing.speculation import num_kept
 from engine.routing.table import RoutingTable
 from engine.runtime.control import InForce
+from engine.runtime.draft.rejection import redraw
 from engine.runtime.scheduler import Chunk, Schedule
 
 
@@ -78,6 +79,7 @@ class Runner:
         """Run the chunks of `schedule` under one table and one policy."""
         work = work_of(schedule.chunks, schedule.fresh_blocks.get(0, []), terms)
         outcome = self.rank.run(work, terms.table, clock)
+        redraw(schedule.chunks, outcome.tokens, outcome.logits_BV)
         keep_experts(schedule.chunks, outcome.last_experts)
         records, precision = self.rank.records(outcome, work), outcome.step.precision
         return StepResult(
