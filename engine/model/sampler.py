@@ -78,8 +78,9 @@ def distribution(logits_V: Array, params: SamplingParams) -> Array:
         shares_V[int(logits_V.argmax())] = 1.0
         return shares_V
     if not 0 < params.top_k < len(scaled_V) and params.top_p == 1.0:
-        shares_V = np.exp(scaled_V.astype(np.float64) - scaled_V.max())
-        return shares_V / shares_V.sum()
+        np.exp(scaled_V.astype(np.float64) - scaled_V.max(), out=shares_V)
+        shares_V /= shares_V.sum()
+        return shares_V
     order = np.argsort(-scaled_V, kind="stable")
     if 0 < params.top_k < len(order):
         order = order[: params.top_k]

@@ -11,7 +11,7 @@ a proposal is accepted when it is that token:
 So the text is the target's, whatever was proposed: token for token when greedy, and when sampling
 too, because a token is a function of the target's distribution, the seed and the position. The
 distribution is the target's exactly, and the same seed gives the same text with and without a
-draft, which accepting at random (Leviathan et al.) would not.
+draft. Accepting by chance (`engine.runtime.draft.rejection`) accepts more and keeps only the first.
 
 Whether a token is worth proposing is predicted before it is needed from light features: the
 draft's confidence in it, how easily this sequence went lately, and measured times. A sequence that
@@ -19,7 +19,7 @@ does not gain is left alone; now and then the draft reads what the target wrote 
 what it would have proposed, which shows whether to begin again.
 
 Source: Y. Leviathan et al., Fast inference from transformers via speculative decoding (arXiv
-2211.17192); drawing draft and target by the same numbers: M. Daliri et al., Coupling without
+2211.17192); a text that does not depend on its draft: M. Daliri et al., Coupling without
 communication and drafter-invariant speculative decoding (arXiv 2408.07978).
 """
 
@@ -27,8 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from engine.routing.draft_costs import Confidence, Costs
+
+Shares = np.ndarray[Any, np.dtype[np.float64]]
 
 DEFINITION = (
     "acceptance = accepted / proposed, where a proposal is accepted when it is the token that the "
@@ -128,6 +133,8 @@ class Thought:
     """The draft's probability of it."""
     chance: float
     """Of acceptance, with all before it."""
+    shares_V: Shares | None = None
+    """The draft's distribution, where the token was drawn from it to be accepted by chance."""
 
 
 class Speculation:

@@ -25,7 +25,7 @@ import torch
 from engine.config import SamplingParams
 from engine.faults import Faults
 from engine.model.kv_cache import KVCache
-from engine.model.sampler import Array, sample
+from engine.model.sampler import Array
 from engine.model.step import StageClock
 from engine.routing.speculation import (
     DEFINITION,
@@ -37,6 +37,7 @@ from engine.routing.speculation import (
 )
 from engine.runtime.draft.network import DraftNetwork, Feed
 from engine.runtime.draft.proposal import DraftState, Proposal
+from engine.runtime.draft.rejection import draw_proposal
 from engine.runtime.runner import StepResult
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
@@ -60,12 +61,16 @@ class Drafter:
         scheduler: Scheduler,
         cache: KVCache,
         faults: Faults,
+        *,
+        by_chance: bool = False,
     ) -> None:
+        """Let `network` propose; `by_chance` draws proposals, to be accepted by rejection."""
         self.network, self.policy = network, policy
         self._scheduler, self._cache, self._faults = scheduler, cache, faults
         self._began_s = self._thought_s = 0.0
         self._priced = False
         self._idle_steps = 0
+        self._by_chance = by_chance
         self._warm_up()
 
     @property
@@ -229,13 +234,22 @@ class Drafter:
                 policy.costs.took_pass(len(live), time.thread_time() - began_s)
             clock.mark("draft")
             for logits_V, index in zip(logits_BV, live, strict=True):
-                sequence, before = sequences[index], thoughts[index]
-                token_id, confidence = propose_from(
-                    logits_V, sequence.params, sequence.seed, len(sequence.token_ids) + depth
-                )
-                chance = before[-1].chance if before else 1.0
-                before.append(policy.thought(_state(sequence).track, token_id, confidence, chance))
+                thoughts[index].append(self._thought(sequences[index], logits_V, thoughts[index]))
         return thoughts
+
+    def _thought(self, sequence: Sequence, logits_V: Array, before: SequenceOf[Thought]) -> Thought:
+        """Weigh what the draft thinks of next after `before`."""
+        params, shares_V = sequence.params, None
+        if self._by_chance and params.temperature > 0:
+            position = len(sequence.token_ids) + len(before)
+            token_id, shares_V = draw_proposal(logits_V, params, sequence.seed, position)
+            confidence = float(shares_V[token_id])
+        else:
+            token_id, confidence = propose_from(logits_V, params)
+        chance = before[-1].chance if before else 1.0
+        thought = self.policy.thought(_state(sequence).track, token_id, confidence, chance)
+        thought.shares_V = shares_V
+        return thought
 
     def _room(self, sequence: Sequence) -> int:
         """Return how many tokens can be proposed: 0 for a sequence that is not drafted for."""
@@ -273,12 +287,9 @@ class Drafter:
             if (fault := self._faults.draft_propose) is not None:
                 logits_NV = fault(logits_NV)
             clock.mark("draft")
-            first = len(sequence.token_ids) - count
             chances, agrees = [], []
             for place, logits_V in enumerate(logits_NV.numpy()):
-                token_id, confidence = propose_from(
-                    logits_V, sequence.params, sequence.seed, first + place
-                )
+                token_id, confidence = propose_from(logits_V, sequence.params)
                 agrees.append(token_id == recent[place - count])
                 chances.append(self.policy.confidence.chance(confidence))
                 self.policy.confidence.judged(confidence, agrees[-1])
@@ -286,25 +297,13 @@ class Drafter:
             return
 
 
-def propose_from(
-    logits_V: Array, params: SamplingParams, seed: int, position: int
-) -> tuple[int, float]:
-    """Return the token that the draft proposes for `position`, and its probability there.
-
-    The draft draws as the target will: by the same temperature, cuts and number.
-    """
-    if params.temperature == 0:
-        token_id = int(logits_V.argmax())
-    else:
-        token_id = sample_one(logits_V, params, seed, position)
+def propose_from(logits_V: Array, params: SamplingParams) -> tuple[int, float]:
+    """Return the draft's most likely token, and its probability when tempered as the target is."""
+    token_id = int(logits_V.argmax())
+    if params.temperature > 0:
         logits_V = logits_V / np.float32(max(params.temperature, 1e-3))
-    relative_V = np.exp(logits_V - logits_V.max())
-    return token_id, float(relative_V[token_id] / relative_V.sum())
-
-
-def sample_one(logits_V: Array, params: SamplingParams, seed: int, position: int) -> int:
-    """Draw one token as the target's sampler does."""
-    return sample(torch.from_numpy(logits_V)[None], [params], [seed], [position])[0]
+    relative_V = np.exp(logits_V - logits_V[token_id])
+    return token_id, float(1.0 / relative_V.sum())
 
 
 def _state(sequence: Sequence) -> DraftState:
