@@ -15,12 +15,14 @@ import psutil
 import pytest
 
 from engine.errors import ConfigError, MachineError, RequestError
+from tests.drills.conftest import ALL
 from workbench import drills, paths
 from workbench.cli import main
 from workbench.drills.client import READY_S, clean
 from workbench.drills.files import find
 from workbench.drills.opening import fresh_hashes
 from workbench.drills.store import Store
+from workbench.drills.words import debrief_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,6 +129,46 @@ def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path, capfd):
     _, journal = Store.at(tmp_path).read()
     assert [event["act"] for event in journal["events"] if event["what"] == "act"] == ["smooth"]
     assert journal["result"]["proof"] == done["proof"] and journal["result"]["grade"] is None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize("drill", ALL)
+def test_ctrl_c_in_the_middle_restores_any_drill(tmp_path, drill):
+    with runner(drill, tmp_path) as (process, facts):
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert json.loads(out)["proof"]["restored"] and ended(facts), err
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize("drill", ALL)
+def test_killing_the_runner_of_any_drill_leaves_nothing_behind(tmp_path, drill):
+    with runner(drill, tmp_path) as (process, facts):
+        pid = int(facts["process"].split(":")[0])
+        others = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        process.kill()
+        wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 120)
+    wait_for(lambda: not any(map(psutil.pid_exists, others)), 20)
+    done = drills.reset(tmp_path)
+    assert done["proof"]["restored"] and "its runner has gone" in done["how"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_an_incident_keeps_its_title_back_and_shows_who_did_what(tmp_path, monkeypatch):
+    with drills.start("half-updated-table", state=tmp_path, surprise=True, who="ann") as drill:
+        assert drill.briefing()["title"] == drill.state()["title"] == "Incident of level 2"
+        with drills.attach(tmp_path, "ben") as other:
+            other.remark("the hashes differ")
+            other.act("publish")
+        drill.diagnose("torn-table")
+        assert drill.state()["remarks"][0]["who"] == "ben"
+        assert drill.finish()["grade"]["passed"]
+        text = debrief_text(drill.journal())
+    assert "ben: remark the hashes differ" in text and "ann: diagnosis torn-table" in text
+    assert "Worse answers since the migration: who did what" in text and "ann, ben" in text
 
 
 @pytest.mark.slow

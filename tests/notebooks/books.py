@@ -11,7 +11,9 @@ from workbench import paths
 from workbench.lessons.exercises import BY_NOTEBOOK
 
 FOLDER = paths.root() / "notebooks"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+NAMES = sorted(path.stem for path in FOLDER.glob("[0-9]*.ipynb"))
+DRILLS = sorted(path.stem for path in FOLDER.glob("D*.ipynb"))
+"""The books of drills, which have no exercises but their own."""
 
 
 def read(name: str) -> nbformat.NotebookNode:

@@ -192,6 +192,26 @@ def tune_router(
     _act(state, "tune-router", steps=steps)
 
 
+@app.command("ready-by")
+def ready_by(
+    way: Annotated[str, typer.Argument(help="completion or process.")], state: StateOption = None
+) -> None:
+    """Let the gateway tell by a completion, or by the process, whether an instance is ready."""
+    _act(state, "ready-by", way=way)
+
+
+@app.command("add-missing")
+def add_missing(state: StateOption = None) -> None:
+    """Start every rank that is missing."""
+    _act(state, "add-missing")
+
+
+@app.command("replace-slowest")
+def replace_slowest(state: StateOption = None) -> None:
+    """Drain the rank that the others wait for, and start it again in a fresh process."""
+    _act(state, "replace-slowest")
+
+
 @app.command("start-job")
 def start_job(name: Annotated[str, typer.Argument()], state: StateOption = None) -> None:
     """Start a job that belongs beside the engine."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, RoutingError, nearest
-from workbench.drills.deployment import FIXED, WEIGHTS, rename
+from workbench.drills.deployment import FIXED, READY_BY, WEIGHTS, rename
 from workbench.drills.hands import Hands, act, act_where
 from workbench.trace.trace import Trace
 
@@ -174,6 +174,15 @@ def tune_router(hands: Hands, trace: Trace, steps: int = 30) -> str:
     idle = tune(deployment.folder, steps)
     deployment.note_in_manifest(WEIGHTS)
     return f"the gates were trained for {steps} steps; idlest expert now {idle:.1%}; restart"
+
+
+@act_where("instances")
+def ready_by(hands: Hands, trace: Trace, way: str) -> str:
+    """Let the gateway tell by a completion, or by the process, whether an instance is ready."""
+    if way not in READY_BY:
+        raise ConfigError(f"way ({way}) must be one of {', '.join(READY_BY)}.")
+    hands.deployment.ready_by = way
+    return f"an instance is ready by its {way}"
 
 
 @act_where("jobs")

@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
-from workbench.drills.deployment import WEIGHTS, rename
+from workbench.drills.deployment import PROCESS, WEIGHTS, rename
 from workbench.drills.evidence import pad_token
 from workbench.drills.injector import Target, action
 from workbench.drills.jobs import Auditor
+from workbench.drills.screens import Screens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,26 @@ def stop_job(target: Target, name: str) -> None:
 def hang_job(target: Target, name: str) -> None:
     """Let a job that belongs beside the engine hang: its process lives and does nothing."""
     target.deployment.jobs[name].hung = True
+
+
+@action
+def crowd(target: Target, name: str, viewers: int) -> None:
+    """Let many more viewers connect that never say what they have drawn."""
+    job = target.deployment.jobs[name]
+    assert isinstance(job, Screens), f"{name} is no wall of screens"
+    job.gather(viewers)
+
+    def heal() -> None:
+        job.stop()
+        job.start(target.deployment)
+
+    target.deployment.undo_with(heal)
+
+
+@action
+def ready_by_process(target: Target) -> None:
+    """Let the gateway take an instance for ready as soon as its process lives."""
+    target.deployment.ready_by = PROCESS
 
 
 @action

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, MachineError, RequestError, WorkbenchError, nearest
-from engine.events import Sink
+from engine.events import Sink, Tee
 from engine.faults import Fault
+from engine.runtime.telemetry import Telemetry
 from workbench import paths
 from workbench.drills.jobs import Job
 from workbench.lifecycle import signals_held
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 BASE: Mapping[str, Any] = {"num_blocks": 1024, "num_threads": 1, "drill": True}
 """Options of every drill's engine unless its file says otherwise."""
 WEIGHTS = "model.safetensors"
+READY_BY = COMPLETION, PROCESS = ("completion", "process")
+"""An instance is ready when a completion succeeds, or when its process lives."""
 FIXED = ("model", "drill", "run_on", "num_devices", "num_ranks", "attention_ranks", "num_threads")
 """Options that a drill's engine keeps, whatever is asked."""
 
@@ -84,6 +87,9 @@ class Deployment:
         self.jobs = {job.name: job for job in extent.jobs}
         self.on_start: Callable[[], None] = lambda: None
         """Called when an engine was started again."""
+        self._stream: Telemetry | None = None
+        self.ready_by = COMPLETION
+        """How the gateway tells which instance is ready: one of `READY_BY`."""
         self._standing: dict[str, Standing] = {}
         self._healers: list[Callable[[], None]] = []
         self._ranks: dict[int, int] = {}
@@ -96,6 +102,8 @@ class Deployment:
         Raises:
             WorkbenchError: one could not start.
         """
+        if any(job.watches for job in self.jobs.values()):
+            self.telemetry()
         self.engine = self._made(self.options, self._sink)
         self._opened()
         for index, options in enumerate(self.other_options):
@@ -143,6 +151,12 @@ class Deployment:
         self._close(engine)
         self._log(False, f"the engine ended: {why}", time.perf_counter())
 
+    def telemetry(self) -> Telemetry:
+        """Return the stream that screens watch; it is made when it is first asked for."""
+        if self._stream is None:
+            self._stream = Telemetry()
+        return self._stream
+
     def require(self) -> Engine:
         """Return the running engine.
 
@@ -161,6 +175,8 @@ class Deployment:
         for engine in (self.engine, *self.others):
             self._close(engine)
         self.engine, self.others = None, [None] * len(self.others)
+        if self._stream is not None:
+            self._stream.close()
         if self._files:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -213,12 +229,32 @@ class Deployment:
             "options": {name: str(value) for name, value in sorted(self.options.items())},
             "starts": [dict(entry) for entry in self.starts],
             "ranks": {str(rank): rank not in self.missing_ranks for rank in self._ranks},
+            "instances_running": self.instances_running,
+            "instances_ready": self.instances_ready,
+            "ready_by": self.ready_by,
+            "looking": self._looking(),
             "jobs": [job.facts() for job in self.jobs.values() if not job.hidden],
             "instances": [
                 {name: str(value) for name, value in sorted(options.items())}
                 for options in self.all_options
             ],
         }
+
+    @property
+    def instances_running(self) -> list[bool]:
+        """Which instances have an engine, so that a completion would succeed."""
+        return [engine is not None for engine in (self.engine, *self.others)]
+
+    @property
+    def instances_ready(self) -> list[bool]:
+        """Which instances the gateway takes for ready and sends requests to."""
+        running = self.instances_running
+        return running if self.ready_by == COMPLETION else [True] * len(running)
+
+    def _looking(self) -> dict[str, Any]:
+        """Return what the stream of the screens says of its viewers."""
+        frame = self._stream.latest if self._stream is not None else None
+        return dict(frame.meta.get("looking", {})) if frame is not None else {}
 
     # ---- files
 
@@ -247,6 +283,7 @@ class Deployment:
         for point in list(self._standing):
             self.heal(point)
         damaged = self._files and self._mend_files()
+        self.ready_by = COMPLETION
         for job in self.jobs.values():
             if job.hung:
                 job.stop()
@@ -297,7 +334,8 @@ class Deployment:
         with signals_held():
             from engine import Engine
 
-        return Engine(self._config(options), sink=sink)
+        watched = [one for one in (sink, self._stream) if one is not None]
+        return Engine(self._config(options), sink=Tee(watched) if sink is not None else None)
 
     def _config(self, options: Mapping[str, Any]) -> EngineConfig:
         with signals_held():

@@ -190,6 +190,16 @@ class Evidence:
         other = self._deployment.others[instance - 1]
         return self._asked(other, other.step if other is not None else list, instance)
 
+    def ask_gateway(self) -> int:
+        """Ask one question after the other as the gateway does; return how many are answered."""
+        ready = [at for at, is_ready in enumerate(self._deployment.instances_ready) if is_ready]
+        running = self._deployment.instances_running
+        turns = [ready[number % len(ready)] for number in range(len(self._questions)) if ready]
+        for instance in sorted(set(turns)):
+            if running[instance]:
+                self.ask(instance)
+        return sum(running[instance] for instance in turns)
+
     def readings(self) -> Readings:
         """Return what an operator has before them now."""
         engine = self._deployment.engine
@@ -201,6 +211,7 @@ class Evidence:
             known=self._known,
             facts=self._deployment.facts() | {"canary": _canary(engine)},
             ledger=self.ledger.facts(),
+            answered_of=lambda: (self.ask_gateway(), len(self._questions)),
             choices=self._chosen,
             choices_known=self._choices,
             units=tuple(self._window.units),

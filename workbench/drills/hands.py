@@ -33,7 +33,7 @@ def act(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def act_where(need: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Declare an act that only makes sense with `ranks`, `files`, `jobs` or `requests`."""
+    """Declare an act that only makes sense with what its need names."""
 
     def declared(function: Callable[..., str]) -> Callable[..., str]:
         NEEDS[function.__name__.replace("_", "-")] = need
@@ -47,6 +47,7 @@ def offered(scenario: Scenario) -> list[str]:
     there = {
         "ranks": "ranks" in scenario.needs,
         "files": scenario.deployed.files,
+        "instances": scenario.deployed.instances > 1,
         "jobs": bool(scenario.deployed.jobs),
         "requests": bool(scenario.deployed.guest),
     }

@@ -27,6 +27,8 @@ class Job:
 
     does = ""
     """What it is there for, in words."""
+    watches = False
+    """Whether it watches the engine's events over a stream."""
     hidden = False
     """Whether an operator does not see it."""
 
@@ -130,8 +132,11 @@ class Auditor(Job):
             time.sleep(self.pause_s)
 
 
-KINDS: dict[str, type[Job]] = {"rebalancer": Rebalancer, "auditor": Auditor}
-"""By name, as drill files call them."""
+def kinds() -> dict[str, type[Job]]:
+    """Return the kinds of job by name, as drill files call them."""
+    from workbench.drills.screens import Screens
+
+    return {"rebalancer": Rebalancer, "auditor": Auditor, "screens": Screens}
 
 
 def job(raw: Mapping[str, Any]) -> Job:
@@ -141,10 +146,10 @@ def job(raw: Mapping[str, Any]) -> Job:
         ConfigError: there is no such kind, or its options do not fit it.
     """
     options = {name: value for name, value in raw.items() if name != "kind"}
-    kind = raw["kind"]
-    if kind not in KINDS:
-        raise ConfigError(f"unknown kind of job {kind!r}{nearest(kind, KINDS)}")
+    kind, known = raw["kind"], kinds()
+    if kind not in known:
+        raise ConfigError(f"unknown kind of job {kind!r}{nearest(kind, known)}")
     try:
-        return KINDS[kind](**options)
+        return known[kind](**options)
     except (TypeError, WorkbenchError) as wrong:
         raise ConfigError(f"job {raw.get('name')}: {wrong}") from None

@@ -24,6 +24,33 @@ def questions_answered(readings: Readings) -> float:
     return len(given) / max(1, len(readings.known))
 
 
+@probe("share", "questions answered at the gateway / questions", live=False)
+def gateway_answers(readings: Readings) -> float:
+    """Return the share of questions that the gateway gets answered."""
+    answered, of = readings.answered_of()
+    return answered / max(1, of)
+
+
+@probe("count", "instances taken for ready that cannot complete a request")
+def ready_and_unable(readings: Readings) -> float:
+    """Return how many instances the gateway sends requests to that cannot answer."""
+    facts = readings.facts
+    pairs = zip(facts["instances_ready"], facts["instances_running"], strict=True)
+    return float(sum(ready and not able for ready, able in pairs))
+
+
+@probe("count", "viewers connected to the stream of the screens")
+def viewers(readings: Readings) -> float:
+    """Return how many viewers watch the engine."""
+    return float(readings.facts["looking"].get("viewers", 0))
+
+
+@probe("count", "frames that present viewers were too slow to get")
+def frames_dropped(readings: Readings) -> float:
+    """Return how many frames were dropped for viewers that had not drawn the one before."""
+    return float(readings.facts["looking"].get("frames_dropped", 0))
+
+
 @probe("count", "ranks that were started and do not take part")
 def missing_ranks(readings: Readings) -> float:
     """Return how many ranks are missing."""

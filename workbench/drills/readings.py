@@ -41,6 +41,8 @@ class Readings:
     """Asks an instance (0 is the first) the known questions; returns the tokens it answered."""
     known: Sequence[int] = ()
     """The answers the engine gave before the drill."""
+    answered_of: Callable[[], tuple[int, int]] = field(default=lambda: (0, 0), repr=False)
+    """Asks at the gateway; returns how many questions were answered, and of how many."""
     choices: Callable[[], Array] = field(default=lambda: np.zeros((0, 0, 0)), repr=False)
     """Returns (N, L, K) the experts of the questions' tokens, as they were asked last."""
     choices_known: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))

@@ -6,6 +6,7 @@ a test holds them against what this makes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from workbench import paths
@@ -16,14 +17,14 @@ BEGIN = "<!-- quick reference: made by `workbench drill reference --write` -->"
 END = "<!-- end of the quick reference -->"
 
 
-def table() -> str:
-    """Return the reference as a Markdown table, easiest drills first.
+def table(levels: Sequence[int] = (1, 2, 3)) -> str:
+    """Return the reference of drills of these levels as a Markdown table, easiest first.
 
     Raises:
         ConfigError: a drill's file is not valid.
     """
     head = ("What people see", "What to measure", "Cause", "Repair", "Drill")
-    rows = [head, ("---",) * len(head), *map(_row, scenarios())]
+    rows = [head, ("---",) * len(head), *(_row(one) for one in scenarios() if one.level in levels)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.lessons.ban import ban_effect
+    from workbench.lessons.drill_desk import drill, drill_reference
     from workbench.lessons.environment import check_environment
     from workbench.lessons.exercises import check, solution
     from workbench.lessons.exhibits import domain_map, figure, live_map, load_map, stepper
@@ -38,6 +39,8 @@ _HOMES = {
     "ban_effect": "ban",
     "check": "exercises",
     "check_environment": "environment",
+    "drill": "drill_desk",
+    "drill_reference": "drill_desk",
     "domain_map": "exhibits",
     "figure": "exhibits",
     "levels": "four_levels",
@@ -60,6 +63,8 @@ __all__ = [
     "ban_effect",
     "check",
     "check_environment",
+    "drill",
+    "drill_reference",
     "domain_map",
     "figure",
     "levels",
