@@ -41,7 +41,7 @@ def mutated(rng: random.Random) -> bytes:
 
 
 def test_ten_thousand_malformed_bodies(make_server):
-    server = make_server(limits=Limits(per_minute=10**6))
+    server = make_server({"prefix_reuse": True}, limits=Limits(per_minute=10**6))
     rng = random.Random(7)
     codes: dict[int, int] = {}
     with httpx.Client(base_url=server.url, timeout=30) as client:
@@ -70,7 +70,7 @@ def test_ten_thousand_malformed_bodies(make_server):
 
 def test_the_published_description_against_the_service(make_server):
     """schemathesis: whatever fits the description, and what does not, never breaks the service."""
-    server = make_server(limits=Limits(per_minute=10**6))
+    server = make_server({"prefix_reuse": True}, limits=Limits(per_minute=10**6))
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
     operations = list(schema.get_all_operations())

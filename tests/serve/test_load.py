@@ -100,7 +100,8 @@ def p99(heard: list[Heard]) -> float:
 
 
 def test_a_hundred_clients_some_leave_and_a_rank_is_killed(make_server):
-    engine = {"num_ranks": RANKS, "deterministic": True, "max_running": 32, "num_blocks": 512}
+    engine = {"num_ranks": RANKS, "deterministic": True, "max_running": 32, "num_blocks": 512,
+              "prefix_reuse": True}  # fmt: skip
     server = make_server(engine, limits=Limits(queued=200))
     calm = asyncio.run(crowd(server.url, leaving=0))
     assert not any(one.problem for one in calm)
@@ -114,7 +115,7 @@ def test_a_hundred_clients_some_leave_and_a_rank_is_killed(make_server):
     rough = asyncio.run(crowd(server.url, leaving=LEAVING, strike=strike))
     assert until(lambda: server.service.loop.books.running == 0, 10)
     books = server.service.loop.books
-    undisturbed = max(p99(calm), p99(again))
+    undisturbed = p99(again)  # the cache knows the prompts by then, as in the run to come
     print(
         f"\n{CLIENTS} streaming clients, {RANKS} ranks: P99 {p99(calm):.2f} and {p99(again):.2f} s "
         f"undisturbed, {p99(rough):.2f} s with {LEAVING} leaving and a rank killed; {books}"
@@ -135,7 +136,9 @@ def test_a_hundred_clients_some_leave_and_a_rank_is_killed(make_server):
 def test_minutes_of_load_leave_no_memory_and_lose_no_request(make_server, minutes):
     """Resident memory at minute 2 and at the end within 3 %, and the books add up."""
     minutes = float(os.environ.get("LOAD_MINUTES", minutes))
-    server = make_server({"max_running": 16, "num_blocks": 512}, limits=Limits(queued=100))
+    server = make_server(
+        {"max_running": 16, "num_blocks": 512, "prefix_reuse": True}, limits=Limits(queued=100)
+    )
     seen: list[tuple[float, int]] = []
 
     async def one(client: httpx.AsyncClient, until_s: float, seed: int) -> int:
