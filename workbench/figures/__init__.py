@@ -13,6 +13,7 @@ from __future__ import annotations
 from workbench.figures.balance import load_balance
 from workbench.figures.domains import domain_load
 from workbench.figures.drafts import draft_acceptance
+from workbench.figures.dropped import dropped_slots
 from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
@@ -28,6 +29,7 @@ __all__ = [
     "device_traffic",
     "domain_load",
     "draft_acceptance",
+    "dropped_slots",
     "expert_load",
     "jump_rate",
     "load_balance",

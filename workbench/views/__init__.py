@@ -19,6 +19,7 @@ from workbench.views.batch import overhead_by_batch
 from workbench.views.devices import device_load
 from workbench.views.domains import domain_load
 from workbench.views.drafts import draft_acceptance
+from workbench.views.dropped import dropped_slots
 from workbench.views.jumps import jump_rate
 from workbench.views.load import expert_load
 from workbench.views.overhead import (
@@ -46,6 +47,7 @@ __all__ = [
     "device_traffic",
     "domain_load",
     "draft_acceptance",
+    "dropped_slots",
     "expert_load",
     "jump_rate",
     "load_balance",
