@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.errors import ConfigError
 from workbench import paths
 
 if TYPE_CHECKING:
@@ -20,12 +21,31 @@ ModelOption = Annotated[
 DtypeOption = Annotated[
     str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number format of the weights.")
 ]
+AskedDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="float32|bfloat16",
+        help="Number format of the weights.",
+        show_default="float32, with --precision auto or bf16 bfloat16",
+    ),
+]
 PrecisionOption = Annotated[
     str,
     typer.Option(
         "--precision",
-        metavar="model|int8",
-        help="Number format of the experts: that of --dtype, or int8 weights and rows.",
+        metavar="auto|bf16|int8|model",
+        help="Number format of the experts: chosen by unit of rows, bfloat16 like all else, int8 "
+        "weights and rows, or that of --dtype.",
+    ),
+]
+ThresholdsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--thresholds",
+        metavar="FILE",
+        help="What --precision auto chooses by.",
+        show_default="precision.json in the model's folder",
     ),
 ]
 DraftOption = Annotated[
@@ -134,10 +154,25 @@ StateOption = Annotated[
 ]
 
 
+def number_formats(dtype: str | None, precision: str) -> tuple[str, str]:
+    """Return the engine's `dtype` and `precision` for what was asked; None is no --dtype.
+
+    Raises:
+        ConfigError: `bf16` is asked for together with another --dtype.
+    """
+    if precision == "bf16":
+        if dtype not in (None, "bfloat16"):
+            raise ConfigError(
+                f"--precision bf16 runs all in bfloat16, but --dtype is {dtype}; drop one of them."
+            )
+        return "bfloat16", "model"
+    return dtype or ("bfloat16" if precision == "auto" else "float32"), precision
+
+
 def open_engine(
     *,
     model: str,
-    dtype: str,
+    dtype: str | None = None,
     devices: int,
     deterministic: bool,
     sink: Sink,
@@ -151,6 +186,7 @@ def open_engine(
     draft_tokens: int = 4,
     draft_length: str = "adaptive",
     capacity_factor: float | None = None,
+    thresholds: Path | None = None,
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -160,6 +196,7 @@ def open_engine(
     """
     from engine import Engine, EngineConfig
 
+    dtype, precision = number_formats(dtype, precision)
     config = EngineConfig(
         model=paths.model_folder(model),
         dtype=dtype,
@@ -167,6 +204,7 @@ def open_engine(
         deterministic=deterministic,
         hash_logits=hash_logits,
         precision=precision,
+        precision_file=thresholds,
         num_ranks=ranks,
         exchange=exchange,
         attention_ranks=attention_ranks,

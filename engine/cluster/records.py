@@ -31,6 +31,7 @@ from engine.model.step import LayerRecord, StepContext
 from engine.routing.decision import Circumstances, RowKey, decision_of
 from engine.routing.device import Placer
 from engine.routing.gate import Gate
+from engine.routing.precision import PrecisionStep
 from engine.routing.speculation import num_kept
 
 
@@ -86,7 +87,7 @@ def row_records(
         ),
         margins=_margins(records, num_rows),
         formats=_formats(records, topk_ids.shape),
-        units=tuple(step.precision.layers) if step.precision is not None else (),
+        units=step.precision.layers if step.precision is not None else (),
         decisions=tuple(_decisions(spans, drawn, step, gates, phy_ids, number_format)),
     )
 
@@ -192,7 +193,14 @@ def _with_format(how: Circumstances, record: LayerRecord, row: int) -> Circumsta
     if record.units is None:
         return how
     unit, number_format, reason = record.units.told(row, how.number_format)
-    return replace(how, unit=unit, number_format=number_format, format_reason=reason)
+    *before, experts, combined = how.source
+    return replace(
+        how,
+        unit=unit,
+        number_format=number_format,
+        format_reason=reason,
+        source=(*before, _line_of(PrecisionStep.units), experts, combined),
+    )
 
 
 @functools.cache
@@ -206,9 +214,11 @@ def sources() -> tuple[str, ...]:
         Experts.forward,
         combine,
     )
-    root = Path(__file__).parents[2]
-    return tuple(
-        f"{Path(inspect.getfile(stage)).relative_to(root).as_posix()}:"
-        f"{inspect.getsourcelines(stage)[1]}"
-        for stage in stages
-    )
+    return tuple(map(_line_of, stages))
+
+
+@functools.cache
+def _line_of(stage: Callable[..., Any]) -> str:
+    """Return `engine/…py:line` of a function."""
+    path = Path(inspect.getfile(stage)).relative_to(Path(__file__).parents[2]).as_posix()
+    return f"{path}:{inspect.getsourcelines(stage)[1]}"

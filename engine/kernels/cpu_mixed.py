@@ -23,8 +23,6 @@ from engine.kernels.experts import ExpertWeights, Matrix, Prepared
 from engine.kernels.quant import INT8, NATIVE, SKIP
 
 _Bool = npt.NDArray[np.bool_]
-FEW = 8
-"""From so many rows on the packed path takes one way whatever their number."""
 
 
 def prepare_mixed(gate_up: Tensor, down: Tensor) -> Prepared:
@@ -68,7 +66,7 @@ def mixed_mlp(
     out_RD = torch.empty_like(rows_RD, memory_format=torch.contiguous_format)
     group_R = np.arange(len(counts)).repeat(counts)
     for run_R, mlp, side in (
-        (_filled_up(is_own, group_R, counts), packed_mlp, own),
+        (_filled_up(is_own, group_R, counts, _few(own, experts)), packed_mlp, own),
         (is_int8, int8_mlp, int8),
     ):
         index = np.flatnonzero(run_R)
@@ -91,14 +89,21 @@ class _Side(ExpertWeights):
         return self._weights.of(self._first + expert)
 
 
-def _filled_up(wanted_R: _Bool, group_R: npt.NDArray[np.int64], counts: Sequence[int]) -> _Bool:
-    """Let groups with few wanted rows run more of theirs for nothing, up to `FEW`.
+def _few(own: ExpertWeights, experts: Sequence[int]) -> int:
+    """Return from how many rows on the packed path takes one way whatever their number."""
+    return max((matrix.limit for matrix in own.of(experts[0])), default=0) if experts else 0
+
+
+def _filled_up(
+    wanted_R: _Bool, group_R: npt.NDArray[np.int64], counts: Sequence[int], few: int
+) -> _Bool:
+    """Let groups with few wanted rows run more of theirs for nothing, up to `few`.
 
     Below that the packed path takes another way, whose last bits are others than those of the whole
-    group. Wanted rows ``[1, 0, 0]`` of a group of 3 become ``[1, 1, 1]``.
+    group. Wanted rows ``[1, 0, 0]`` of a group of 3 with few = 8 become ``[1, 1, 1]``.
     """
     wanted = np.bincount(group_R[wanted_R], minlength=len(counts))
-    least = np.minimum(FEW, counts)
+    least = np.minimum(few, counts)
     short = np.flatnonzero((wanted > 0) & (wanted < least))
     if not len(short):
         return wanted_R

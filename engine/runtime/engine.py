@@ -35,6 +35,7 @@ from engine.kernels.registry import bind
 from engine.model.moe import MoE
 from engine.model.ranges import give_ranges
 from engine.model.step import StageClock
+from engine.model.transformer import Transformer
 from engine.routing.speculation import Speculation
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
@@ -143,6 +144,17 @@ class Engine:
         if not isinstance(self._runner, Runner):
             return []
         return [module for module in self._runner.rank.model.modules() if isinstance(module, MoE)]
+
+    @property
+    def transformer(self) -> Transformer:
+        """The model as it stands in this process, to look at; changing it is `control`'s.
+
+        Raises:
+            RequestError: it stands in other processes.
+        """
+        if not isinstance(self._runner, Runner):
+            raise RequestError("the model is spread over ranks here; ranks = 1 to look at it.")
+        return self._runner.rank.model
 
     @property
     def has_work(self) -> bool:

@@ -17,7 +17,7 @@ from tests.workbench.conftest import record
 from tests.workbench.test_trace_damage import assert_refused, rewrite
 from workbench.trace import load, replay, save
 from workbench.trace import synthetic as made
-from workbench.trace.schema import COLUMNS_SINCE, STAGES_OF, VERSION
+from workbench.trace.schema import COLUMNS, COLUMNS_SINCE, STAGES_OF, VERSION
 
 
 def of_two_ranks(steps=4):
@@ -35,7 +35,7 @@ LATER = [STAGES.index(stage) for stage in STAGES if stage not in STAGES_OF[3]]
 
 def as_version_3(members):
     """Turn a file into what was written before there were four levels."""
-    for name in COLUMNS_SINCE:
+    for name in (*COLUMNS_SINCE, *(name for name in COLUMNS if name.startswith("units/"))):
         del members[f"{name}.npy"]
     for name in ("steps/stage_ms.npy", "ranks/stage_ms.npy"):
         members[name] = without_columns(members[name], LATER)
@@ -50,6 +50,7 @@ def as_version_3(members):
             del text[name]
     members["events.json"] = json.dumps(events).encode()
     manifest = json.loads(members["manifest.json"])
+    del manifest["counts"]["units"]
     manifest |= {"version": 3, "stages": list(STAGES_OF[3])}
     members["manifest.json"] = json.dumps(manifest).encode()
 

@@ -22,6 +22,7 @@ from workbench.commands import (
     lab,
     levels,
     model,
+    precision,
     scale,
     serve,
     start,
@@ -68,6 +69,7 @@ app.command("verify")(verify.verify)
 app.command("scale")(scale.scale)
 app.command("doctor")(doctor.doctor)
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(precision.app, name="precision")
 app.add_typer(drill.app, name="drill")
 app.add_typer(demo.app, name="demo")
 app.add_typer(bench.app, name="bench")

@@ -11,6 +11,7 @@ import typer
 
 from workbench import paths
 from workbench.options import (
+    AskedDtypeOption,
     AttentionRanksOption,
     BanOption,
     BiasOption,
@@ -20,7 +21,6 @@ from workbench.options import (
     DraftLengthOption,
     DraftOption,
     DraftTokensOption,
-    DtypeOption,
     ExchangeOption,
     ForceOption,
     JsonOption,
@@ -30,6 +30,7 @@ from workbench.options import (
     RunOnOption,
     SeedOption,
     SmoothingOption,
+    ThresholdsOption,
     open_engine,
 )
 from workbench.output import print_json, say
@@ -73,8 +74,9 @@ def generate(
     run_on: RunOnOption = "cpu",
     exchange: ExchangeOption = "grouped",
     model: ModelOption = paths.DEFAULT_MODEL,
-    dtype: DtypeOption = "float32",
+    dtype: AskedDtypeOption = None,
     precision: PrecisionOption = "model",
+    thresholds: ThresholdsOption = None,
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = 4,
     draft_length: DraftLengthOption = "adaptive",
@@ -116,6 +118,7 @@ def generate(
         devices=devices,
         deterministic=deterministic,
         precision=precision,
+        thresholds=thresholds,
         ranks=ranks,
         exchange=exchange,
         attention_ranks=attention_ranks,

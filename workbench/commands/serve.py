@@ -10,14 +10,15 @@ import typer
 
 from workbench import paths
 from workbench.options import (
+    AskedDtypeOption,
     DeterministicOption,
     DevicesOption,
-    DtypeOption,
     ExchangeOption,
     JsonOption,
     ModelOption,
     PrecisionOption,
     RanksOption,
+    number_formats,
 )
 
 NetworksOption = Annotated[
@@ -53,7 +54,7 @@ def serve(
     ] = None,
     devices: DevicesOption = 1,
     exchange: ExchangeOption = "grouped",
-    dtype: DtypeOption = "float32",
+    dtype: AskedDtypeOption = None,
     precision: PrecisionOption = "model",
     deterministic: DeterministicOption = False,
     max_running: Annotated[int, typer.Option(help="Most sequences in one step.")] = 64,
@@ -98,6 +99,7 @@ def serve(
     from engine.config import EngineConfig
     from engine.serve.config import Limits, ServeConfig
 
+    dtype, precision = number_formats(dtype, precision)
     engine = EngineConfig(
         model=paths.model_folder(model),
         dtype=dtype,

@@ -14,6 +14,7 @@ from workbench.figures.balance import load_balance
 from workbench.figures.domains import domain_load
 from workbench.figures.drafts import draft_acceptance
 from workbench.figures.dropped import dropped_slots
+from workbench.figures.formats import unit_formats
 from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
@@ -40,4 +41,5 @@ __all__ = [
     "stage_times",
     "stage_totals",
     "token_experts",
+    "unit_formats",
 ]

@@ -25,6 +25,8 @@ RANK_BYTES = 1536
 """What a rank's part of a step costs beside its counts by device, likewise."""
 SPAN_BYTES, FLIGHT_BYTES = 9, 13
 """What a line of those tables takes, beside its counts by device."""
+UNIT_BYTES = 320
+"""What one layer's number formats cost, likewise."""
 NOTE_BYTES = 512
 
 
@@ -116,6 +118,7 @@ class Recorder:
         # Two ids and one weight per slot, one margin per layer, 19 bytes of row heads.
         size = STEP_BYTES + 8 * ids.size + 4 * event.margins.size + 19 * len(ids)
         size += SPAN_BYTES * len(event.spans.stages)
+        size += event.formats.nbytes + UNIT_BYTES * len(event.units)
         if event.ranks:
             size += len(event.ranks) * (RANK_BYTES + 24 * len(event.ranks[0].rows))
             for rank in event.ranks:

@@ -1,6 +1,6 @@
 """The shape of a `.moetrace` file: its version, its arrays, and their laws.
 
-A trace has six tables, each a set of columns of equal length:
+A trace has seven tables, each a set of columns of equal length:
 
     steps      one line per forward pass (S)
     rows       one line per token row (N); step s owns rows row_start[s] .. row_start[s + 1]
@@ -8,6 +8,7 @@ A trace has six tables, each a set of columns of equal length:
     ranks      one line per step and rank (Q), none in one process
     spans      one line per stretch of time that a process spent in a stage (X)
     flights    one line per thing that a rank had under way (F)
+    units      one line per step and MoE layer whose number formats were chosen by unit (U)
 
 L counts MoE layers, E logical experts, K experts per token, D devices, G the engine's stages. `-1`
 is "no expert". Text and everything else that is not a number stands in `events.json` beside the
@@ -39,9 +40,9 @@ STAGES_OF = {
 }
 """The stages of each version that can be read. 1 knew of no ranks; up to 3 `dispatch` holds the
 sort, and no level but experts and devices decided."""
-TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3}
+TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3, "units": 4}
 """The tables that not every version has, and the first that does."""
-COLUMNS_SINCE = {"rows/drafted": 4} | {
+COLUMNS_SINCE = {"rows/drafted": 4, "rows/formats": 4} | {
     f"decisions/{name}": 4 for name in ("bias", "smoothing", "shut", "capacity", "unit")
 }
 """The columns of a table that not every version has, and the first that does."""
@@ -74,6 +75,7 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rows/phy_ids": ("<i2", ("N", "L", "K")),
     "rows/topk_weights": ("<f4", ("N", "L", "K")),
     "rows/margins": ("<f4", ("N", "L")),
+    "rows/formats": ("|u1", ("N", "L", "K")),
     "decisions/step_index": ("<i8", ("M",)),
     "decisions/request_id": ("<i8", ("M",)),
     "decisions/position": ("<i4", ("M",)),
@@ -116,9 +118,21 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "flights/sent_ms": ("<f4", ("F",)),
     "flights/arrived_ms": ("<f4", ("F",)),
     "flights/rows": ("<i4", ("F", "D")),
+    "units/step_index": ("<i8", ("U",)),
+    "units/layer": ("<i2", ("U",)),
+    "units/units": ("<i8", ("U",)),
+    "units/int8_units": ("<i8", ("U",)),
+    "units/failed_units": ("<i8", ("U",)),
+    "units/rows": ("<i8", ("U",)),
+    "units/int8_rows": ("<i8", ("U",)),
+    "units/rerun_rows": ("<i8", ("U",)),
+    "units/sampled_rows": ("<i8", ("U",)),
+    "units/switches": ("<i8", ("U",)),
+    "units/worst_error": ("<f4", ("U",)),
 }
 """Every array of a trace: dtype and the letters of its shape. `stage_ms` holds NaN for a stage
-that was not reported; `ranks/mode` is an index into `EXCHANGES`."""
+that was not reported; `ranks/mode` is an index into `EXCHANGES`; `rows/formats` is 0 where formats
+are not routed."""
 
 TIMES = (
     "steps/time_s",
@@ -137,6 +151,10 @@ LONGEST = 1e11
 """Most seconds or milliseconds in a column of times."""
 
 _COUNTS = ("rows", "num_bytes", "messages")
+_UNIT_COUNTS = (
+    *("units", "int8_units", "failed_units", "rows", "int8_rows", "rerun_rows", "sampled_rows"),
+    "switches",
+)
 
 EXPERT_COLUMNS = ("rows/topk_ids", "decisions/topk_ids", "decisions/runner_up")
 """Columns of logical experts: -1 or 0 .. E - 1."""
@@ -151,6 +169,7 @@ def sizes(
     ranks: int = 0,
     spans: int = 0,
     flights: int = 0,
+    units: int = 0,
     version: int = VERSION,
 ) -> dict[str, int]:
     """Return the length behind each letter of `COLUMNS`."""
@@ -167,6 +186,7 @@ def sizes(
         "Q": ranks,
         "X": spans,
         "F": flights,
+        "U": units,
     }
 
 
@@ -210,6 +230,7 @@ def check(start: StartEvent, columns: Mapping[str, Array]) -> None:
         ranks=len(columns["ranks/rank"]),
         spans=len(columns["spans/rank"]),
         flights=len(columns["flights/rank"]),
+        units=len(columns["units/layer"]),
     )
     for name, (dtype, letters) in COLUMNS.items():
         shape = tuple(lengths[letter] for letter in letters)
@@ -250,6 +271,8 @@ def _check_laws(start: StartEvent, columns: Mapping[str, Array]) -> None:
         ("decisions/unit", -1, np.iinfo(np.int32).max),
         ("flights/layers", 0, last_layer),
         ("flights/results", 0, 1),
+        ("units/layer", 0, last_layer),
+        *((f"units/{name}", 0, np.iinfo(np.int64).max) for name in _UNIT_COUNTS),
         *((f"ranks/{name}", 0, np.iinfo(np.int64).max) for name in _COUNTS),
         ("flights/parts", 0, np.iinfo(np.int16).max),
         ("flights/rows", 0, np.iinfo(np.int32).max),

@@ -4,7 +4,7 @@
                                "dropped", "stages", "causes", "exchanges",
                                "arrays": {name: {dtype, shape}}}
     events.json               {"notes": [[order, kind, {fields}]], "decisions": [{texts}]}
-    steps/….npy rows/….npy decisions/….npy ranks/….npy spans/….npy flights/….npy
+    steps/….npy rows/….npy decisions/….npy ranks/….npy spans/….npy flights/….npy units/….npy
                               one array each; `numpy.load` reads the file too
 
 Version 1 has no `ranks`, no "exchanges" and fewer stages; it is read as a run in one process.
@@ -178,6 +178,7 @@ def _manifest(trace: Trace) -> dict[str, Any]:
             "ranks": trace.num_rank_lines,
             "spans": len(trace.columns["spans/rank"]),
             "flights": len(trace.columns["flights/rank"]),
+            "units": len(trace.columns["units/layer"]),
             "notes": len(trace.notes),
         },
         "dropped": records.pack(trace.dropped),

@@ -24,6 +24,8 @@ from engine.events import (
     StartEvent,
     StepEvent,
     TextEvent,
+    UnitEvent,
+    no_formats,
 )
 
 DOMAINS = ("en", "de", "fr", "code", "math")
@@ -94,6 +96,27 @@ def step_event(
         ),
         ranks=tuple(rank_event(start, rank, rng=rng) for rank in range(num_ranks)),
         spans=spans(rng, 5),
+        formats=rng.integers(0, 6, topk_ids_TLK.shape).astype(np.uint8) * 16
+        if rows
+        else no_formats(),
+        units=tuple(units_of(layer, rows, rng) for layer in range(layers)) if rows else (),
+    )
+
+
+def units_of(layer: int, rows: int, rng: np.random.Generator) -> UnitEvent:
+    """Return what one layer's number formats were."""
+    units = int(rng.integers(1, 9))
+    return UnitEvent(
+        layer=layer,
+        units=units,
+        int8_units=units // 2,
+        failed_units=units // 4,
+        rows=rows,
+        int8_rows=rows // 2,
+        rerun_rows=rows // 4,
+        sampled_rows=1,
+        switches=units - 1,
+        worst_error=float(np.float32(rng.random())),
     )
 
 

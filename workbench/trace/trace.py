@@ -25,6 +25,8 @@ from engine.events import (
     StartEvent,
     StepEvent,
     TextEvent,
+    UnitEvent,
+    no_formats,
 )
 from workbench.trace.schema import COLUMNS, ENGINE, Array, check, sizes
 
@@ -136,6 +138,9 @@ class Trace:
         }
         own = np.searchsorted(self.columns["decisions/step_index"], [index, index + 1])
         lines = np.searchsorted(self.columns["ranks/step_index"], [index, index + 1])
+        units = self._units(index)
+        if not units:
+            rows["formats"] = no_formats()
         return StepEvent(
             **numbers,
             **rows,
@@ -144,6 +149,15 @@ class Trace:
             dropped=_dropped(rows["topk_ids"], rows["phy_ids"]),
             ranks=tuple(self._rank_event(index, line) for line in range(*lines.tolist())),
             spans=Spans(**self._part("spans", index, ENGINE)),
+            units=units,
+        )
+
+    def _units(self, index: int) -> tuple[UnitEvent, ...]:
+        """Return what each layer's number formats were in a step; () where none were routed."""
+        lines = np.searchsorted(self.columns["units/step_index"], [index, index + 1])
+        return tuple(
+            UnitEvent(**{name: self.columns[f"units/{name}"][at].item() for name in _UNIT_COLUMNS})
+            for at in range(*lines.tolist())
         )
 
     def _part(self, table: str, index: int, rank: int) -> dict[str, Any]:
@@ -194,6 +208,7 @@ _STEP_NUMBERS = (
     "bad_rows",
 )
 _RANK_NUMBERS = ("rank", "wait_ms", "transfer_ms", "busy_ms")
+_UNIT_COLUMNS = tuple(f.name for f in fields(UnitEvent))
 _DECISION_COLUMNS = tuple(f.name for f in fields(Decision) if f"decisions/{f.name}" in COLUMNS)
 
 
@@ -233,6 +248,9 @@ def _columns(
         "ranks/step_index": np.repeat(
             np.arange(len(events)), [len(event.ranks) for event in events]
         ),
+        "units/step_index": np.repeat(
+            np.arange(len(events)), [len(event.units) for event in events]
+        ),
         "ranks/mode": [_mode(rank) for rank in ranks],
         "ranks/stage_ms": _unreported(ranks),
     }
@@ -251,6 +269,9 @@ def _columns(
     values |= _stacked("spans", spans) | _stacked("flights", flights)
     for name in ("rows", "num_bytes", "messages", *_RANK_NUMBERS):
         values[f"ranks/{name}"] = [getattr(rank, name) for rank in ranks]
+    layers = [layer for event in events for layer in event.units]
+    for name in _UNIT_COLUMNS:
+        values[f"units/{name}"] = [getattr(layer, name) for layer in layers]
     for name in _STEP_NUMBERS:
         values[f"steps/{name}"] = [getattr(event, name) for event in events]
     for name in _names("rows"):
@@ -265,6 +286,7 @@ def _columns(
         ranks=len(ranks),
         spans=sum(len(part.stages) for _, _, part in spans),
         flights=sum(len(part.layers) for _, _, part in flights),
+        units=len(layers),
     )
     return {
         name: _fitted(name, values[name], dtype, tuple(lengths[letter] for letter in letters))
@@ -301,6 +323,11 @@ def _joined(start: StartEvent, name: str, events: list[StepEvent]) -> Any:
     if name == "drafted":
         parts = [
             np.zeros(event.num_rows, np.uint8) if part is None else part
+            for event, part in zip(events, parts, strict=True)
+        ]
+    if name == "formats":
+        parts = [
+            part if event.units else np.zeros((event.num_rows, *inner), np.uint8)
             for event, part in zip(events, parts, strict=True)
         ]
     for event, part in zip(events, parts, strict=True):

@@ -20,6 +20,7 @@ from workbench.views.devices import device_load
 from workbench.views.domains import domain_load
 from workbench.views.drafts import draft_acceptance
 from workbench.views.dropped import dropped_slots
+from workbench.views.formats import unit_formats
 from workbench.views.jumps import jump_rate
 from workbench.views.load import expert_load
 from workbench.views.overhead import (
@@ -62,4 +63,5 @@ __all__ = [
     "stage_times",
     "stage_totals",
     "token_experts",
+    "unit_formats",
 ]

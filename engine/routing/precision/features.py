@@ -58,6 +58,7 @@ def margins_of(logits_TE: Tensor, top_k: int) -> Float:
         return np.full(len(logits), np.inf, np.float32)
     ranked = np.partition(logits, (num_experts - top_k - 1, num_experts - top_k), axis=1)
     margins: Float = ranked[:, num_experts - top_k] - ranked[:, num_experts - top_k - 1]
+    margins[~np.isfinite(logits.sum(axis=1))] = np.nan
     return margins
 
 

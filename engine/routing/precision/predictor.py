@@ -7,6 +7,8 @@ came before, so the look-up alone decides.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,8 @@ class Predictor:
         self._allowed_LC = np.array(
             [[name not in layer.full_classes for name in CLASSES] for layer in layers], bool
         ).reshape(len(layers), len(CLASSES))
+        self.uses_margin = tuple(layer.min_margin > -math.inf for layer in layers)
+        self.uses_range = tuple(layer.max_range < math.inf for layer in layers)
         self._first_L1 = np.array([[layer.min_position] for layer in layers], np.int64)
         self._uses_class = not self._allowed_LC.all()
 
@@ -36,10 +40,18 @@ class Predictor:
             suits_LT &= self._allowed_LC[:, classes_T]
         return suits_LT
 
-    def predict(self, layer: int, known_T: Bool, margins_T: Float, ranges_T: Float) -> Bool:
+    def predict(
+        self, layer: int, known_T: Bool, margins_T: Float | None, ranges_T: Float | None
+    ) -> Bool:
         """Return (T,) whether a token suits `layer`, given margin and range of the layer before.
 
-        NaN suits nothing.
+        NaN suits no limit. A feature that the layer has no limit on may be None.
         """
         limits = self.thresholds.layers[layer]
-        return known_T & (margins_T >= limits.min_margin) & (ranges_T <= limits.max_range)
+        if self.uses_margin[layer]:
+            assert margins_T is not None, "the limit needs the margins"
+            known_T = known_T & (margins_T >= limits.min_margin)
+        if self.uses_range[layer]:
+            assert ranges_T is not None, "the limit needs the ranges"
+            known_T = known_T & (ranges_T <= limits.max_range)
+        return known_T

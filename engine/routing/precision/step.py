@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.events import Int64, UInt8, UnitEvent
 from engine.kernels.quant import INT8, NATIVE, SKIP
-from engine.routing.precision.features import margins_of, ranges_of
+from engine.routing.precision.features import Float, margins_of, ranges_of
 from engine.routing.precision.predictor import Bool, Predictor
 from engine.routing.precision.thresholds import Precision
 from engine.routing.precision.units import (
@@ -32,6 +32,8 @@ from engine.routing.precision.units import (
 if TYPE_CHECKING:
     from engine.routing.precision.router import PrecisionRouter
 
+LARGEST = float(np.finfo(np.float32).max)
+"""A range above it is not finite."""
 Run = Callable[[Tensor], Tensor]
 """Runs the (R, D) rows of a layer, each in the format that an array (R,) names."""
 
@@ -53,7 +55,9 @@ class PrecisionStep:
         self._predictor: Predictor | None = None
         self.rerun_T = np.zeros(len(positions_T), np.int64)
         """How many of each token's expert rows were run again, over all layers so far."""
-        self.layers: list[UnitEvent] = []
+        self._done: list[tuple[int, Units, Bool]] = []
+        self._token_N: Int64 | None = None
+        self._ranges_T: Float | None = None
         if precision.mode == "auto":
             assert precision.thresholds is not None, "auto without thresholds"
             self._predictor = router.predictor(precision.thresholds)
@@ -68,8 +72,8 @@ class PrecisionStep:
             counts: (P,) rows of each physical expert.
             row_of_N: (T·K,) the row of each pair, R for a pair without an expert.
         """
-        rows = row_of_N.cpu().numpy()
-        token_R, num_rows = _tokens_of(rows, len(self._positions_T)), sum(counts)
+        rows, num_rows = row_of_N.cpu().numpy(), sum(counts)
+        token_R = self._tokens_of(rows, num_rows)
         if not self._chooses(layer):
             reason = ORDERED if self._predictor is None else WHITELISTED
             chosen = INT8 if self._predictor is None else NATIVE
@@ -128,18 +132,24 @@ class PrecisionStep:
             out_RD[index] = run(_only(units.rerun_R, out_RD.device))[index]
             units.format_R = np.where(units.rerun_R, np.int8(NATIVE), units.format_R)
             self.rerun_T += np.bincount(units.token_R[again], minlength=len(self.rerun_T))
-        self._note(layer, units, failed_U)
+        self._done.append((layer, units, failed_U))
         return out_RD
 
     def observe(self, layer: int, logits_TE: Tensor, x_TD: Tensor, top_k: int) -> None:
-        """Predict the next layer from how this one saw the tokens."""
-        if self._predictor is None or not self._chooses(layer + 1):
+        """Predict the next layer from how this one saw the tokens, by what its limits need."""
+        predictor = self._predictor
+        if predictor is None or not self._chooses(layer + 1):
             return
-        if not self._chooses(layer):
+        margins_T = margins_of(logits_TE, top_k) if predictor.uses_margin[layer + 1] else None
+        if predictor.uses_range[layer + 1] and not self._chooses(layer):
             self._ranges_T = ranges_of(x_TD)
-        margins_T = margins_of(logits_TE, top_k)
         known_T = self._known_LT[layer + 1]
-        self._suits_T = self._predictor.predict(layer + 1, known_T, margins_T, self._ranges_T)
+        self._suits_T = predictor.predict(layer + 1, known_T, margins_T, self._ranges_T)
+
+    @property
+    def layers(self) -> tuple[UnitEvent, ...]:
+        """What became of the units of each layer that is done."""
+        return tuple(_event(*done) for done in self._done)
 
     def _voted(
         self, layer: int, counts: Sequence[int], token_R: Int64
@@ -169,7 +179,8 @@ class PrecisionStep:
         """Mark the INT8 units that hold a row that went in too large, or not finite."""
         assert self._predictor is not None
         limit = self._predictor.thresholds.layers[layer].check.max_range
-        good_T = (self._ranges_T <= limit) & np.isfinite(self._ranges_T)
+        assert self._ranges_T is not None, "the check reads them first"
+        good_T = self._ranges_T <= min(limit, LARGEST)
         if not good_T.all():
             bad_R = ~good_T[units.token_R] & (units.format_R == INT8)
             failed_U[units.unit_R[bad_R]] = True
@@ -195,31 +206,30 @@ class PrecisionStep:
         units.num_sampled = len(rows)
         units.worst_error = float(errors.max())
 
-    def _note(self, layer: int, units: Units, failed_U: Bool) -> None:
-        changes = units.format_R[1:] != units.format_R[:-1]
-        self.layers.append(
-            UnitEvent(
-                layer=layer,
-                units=units.num_units,
-                int8_units=int((units.format_U == INT8).sum()),
-                failed_units=int(failed_U.sum()),
-                rows=len(units.unit_R),
-                int8_rows=int((units.format_R == INT8).sum()),
-                rerun_rows=int(units.rerun_R.sum()),
-                sampled_rows=units.num_sampled,
-                switches=int(changes.sum()),
-                worst_error=units.worst_error,
-            )
-        )
+    def _tokens_of(self, row_of_N: Int64, num_rows: int) -> Int64:
+        """Return each row's token; ``[1, 0, 2, 3]`` of 2 tokens (R = 3) gives ``[0, 0, 1]``."""
+        if self._token_N is None or len(self._token_N) != len(row_of_N):
+            top_k = len(row_of_N) // max(1, len(self._positions_T))
+            self._token_N = np.arange(len(self._positions_T)).repeat(top_k)
+        token_R = np.empty(num_rows + 1, np.int64)
+        token_R[row_of_N] = self._token_N
+        return token_R[:num_rows]
 
 
-def _tokens_of(row_of_N: Int64, num_tokens: int) -> Int64:
-    """Return the token of each row; ``[1, 0, 2, 4]`` of 2 tokens (R = 3) gives ``[0, 0, 1]``."""
-    num_rows = int((row_of_N < len(row_of_N)).sum()) if len(row_of_N) else 0
-    token_R = np.empty(len(row_of_N) + 1, np.int64)
-    if num_tokens:
-        token_R[row_of_N] = np.arange(len(row_of_N)) // (len(row_of_N) // num_tokens)
-    return token_R[:num_rows]
+def _event(layer: int, units: Units, failed_U: Bool) -> UnitEvent:
+    changes = units.format_R[1:] != units.format_R[:-1]
+    return UnitEvent(
+        layer=layer,
+        units=units.num_units,
+        int8_units=int((units.format_U == INT8).sum()),
+        failed_units=int(failed_U.sum()),
+        rows=len(units.unit_R),
+        int8_rows=int((units.format_R == INT8).sum()),
+        rerun_rows=int(units.rerun_R.sum()),
+        sampled_rows=units.num_sampled,
+        switches=int(changes.sum()),
+        worst_error=units.worst_error,
+    )
 
 
 def _only(wanted_R: Bool, device: torch.device) -> Tensor:

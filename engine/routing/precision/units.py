@@ -141,13 +141,14 @@ def expert_units(counts: Sequence[int], size: int) -> tuple[Int, int]:
 
     Counts ``[5, 0, 2]`` with size 4 give units ``[0, 0, 0, 0, 1, 2, 2]``.
     """
-    counts_P = np.asarray(counts, np.int64)
-    units_P = -(-counts_P // size)
-    first_P = units_P.cumsum() - units_P
-    start_P = counts_P.cumsum() - counts_P
-    within_R = np.arange(counts_P.sum()) - start_P.repeat(counts_P)
-    unit_R: Int = first_P.repeat(counts_P) + within_R // size
-    return unit_R, int(units_P.sum())
+    sizes: list[int] = []
+    for count in counts:  # a few dozen at most: faster than arrays
+        whole, rest = divmod(count, size)
+        sizes += [size] * whole
+        if rest:
+            sizes.append(rest)
+    unit_R: Int = np.arange(len(sizes)).repeat(sizes)
+    return unit_R, len(sizes)
 
 
 def vote(unit_X: Int, num_units: int, suits_X: Bool) -> tuple[Int8, UInt8]:
