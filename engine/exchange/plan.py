@@ -3,6 +3,11 @@
 A plan is worked out before anything moves. It says what it gains, what it costs and when it has
 paid for itself, and refuses in words when it does not pay. Pure: the caller stages the moves and
 publishes the table. Called by the controller between steps.
+
+It pays when ``transfer_us / saved_us_per_step``, rounded up, is at most `horizon_steps`, where
+``saved_us_per_step = experts_us_per_step * gain``. The transfer counts in full, as if nothing ran
+beside it. A rank that holds experts and has to give them up makes any plan pay. A gain of 0.25 on
+2,000 us of experts a step saves 500 us; 8,000 us of transfer are paid back after 16 steps.
 """
 
 from __future__ import annotations
@@ -86,13 +91,6 @@ def plan(
     """Plan the next table for a load, and judge whether moving to it pays.
 
     A layer whose busiest rank would get no fewer rows stays as it is.
-
-    It pays when ``transfer_us / saved_us_per_step``, rounded up, is at most `horizon_steps`, where
-    ``saved_us_per_step = experts_us_per_step * gain``. The transfer counts in full, as if nothing
-    ran beside it. A rank that holds experts and has to give them up makes any plan pay.
-
-    A gain of 0.25 on 2,000 us of experts a step saves 500 us; 8,000 us of transfer are paid back
-    after 16 steps.
 
     Args:
         load_LE: (L, E) rows of each expert, counted in a recent window or averaged.
