@@ -17,7 +17,9 @@ _BARE = """
 .trw-head { display: none; }
 .trw-legend { margin: 8px 0 8px; }
 .trw-table { position: absolute; inset: 46px 0 28px; max-height: none; }
-.trw-map { height: 100%; container-type: inline-size; }
+.trw-map { height: 100%; container-type: inline-size; --fills-its-place: 1; }
+.trw-map { display: flex; flex-direction: column; }
+.trw-picture { flex: 1; min-height: 0; }
 .trw-legend, .trw-foot { flex-wrap: nowrap; }
 .trw-scale { min-width: 0; }
 .trw-foot span { white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }

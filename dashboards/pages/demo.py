@@ -3,8 +3,9 @@
 What is shown is what the engine's process says in the fact `demo`; the texts are read from the
 playlist. The presenter's page has the key in its address and asks the engine's process to move on.
 Every other page follows, or goes its own way until its reader comes back. Without a presenter the
-page can be read alone, with live pictures; it then says that nothing is changed, and marks what is
-only so when the step is presented.
+page can be read alone, with live pictures: the texts of the domain that a step would send are
+counted alone, and the stepper's text is written by the running engine. It then says that nothing is
+changed, and marks what is only so when the step is presented.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from dashboards import readings
+from dashboards.exhibit import written
 from dashboards.maps import PageMap
 from dashboards.readings import ALL
 from dashboards.session import Session, builder
-from dashboards.source import Snapshot
+from dashboards.source import ENDED, Snapshot
 from engine.errors import WorkbenchError
 from engine.events import STAGES
 from workbench.demos.measures import MEASURES
@@ -62,6 +64,8 @@ class Demo(Session):
         self.stepper: Any = stepper_pane({"tokens": []}, theme=self.theme, stylesheets=[_BARE])
         self.stepper.state = ""
         self._loaded = self._loading = -1
+        self._asked = ""
+        """The text that the engine was asked to write for who reads alone."""
         self._focus: Focus | None = None
         """The place in the stepper that was sent to all, or taken from the presenter, last."""
         return {"figure": self.map.pane, "second": self.stepper, "stylesheets": [_STYLES]}
@@ -76,6 +80,7 @@ class Demo(Session):
             live is None,
             self._told(snapshot),
             self._steppable(live),
+            live is None and _takes_texts(snapshot),
             readings.shape(snapshot.frame),
         )
 
@@ -91,6 +96,8 @@ class Demo(Session):
             "led": live is not None,
             "told": self._told(snapshot),
             "steppable": self._steppable(live),
+            "writing": live is None and _takes_texts(snapshot),
+            "counted": self._counted_words(snapshot),
             "stages": readings.stages(),
             "meter_top": readings.METER_TOP,
         }
@@ -203,7 +210,7 @@ class Demo(Session):
         live, step = _live(snapshot), self._step(snapshot)
         if step is None or (live is not None and self._on_live(snapshot, live)):
             return ""
-        if not step.actions and step.view["kind"] != "stepper":
+        if not step.actions and (step.view["kind"] != "stepper" or self._own_text(live)):
             return ""
         when = "the presenter is on this step" if live else "this tour is presented"
         return f"When {when}, it changes the engine so that:" if step.actions else f"When {when}:"
@@ -212,13 +219,30 @@ class Demo(Session):
         """Whether the stepper has something to show, or soon will."""
         return live is not None or bool(self.stepper.state)
 
+    def _own_text(self, live: Mapping[str, Any] | None) -> bool:
+        """Whether the stepper shows the step's text as written for who reads alone."""
+        return live is None and bool(self.stepper.state)
+
+    def _counted(self, snapshot: Snapshot) -> str:
+        """Return the domain that a step's map counts alone where nobody sends it alone, or all."""
+        step = self._step(snapshot)
+        if step is None or not self._told(snapshot):
+            return ALL
+        sent = [action.arguments for action in step.actions if action.name == "traffic"]
+        return str(sent[-1].get("domain", ALL)) if sent else ALL
+
+    def _counted_words(self, snapshot: Snapshot) -> str:
+        domain = self._counted(snapshot)
+        return "" if domain == ALL else readings.domain_name(domain)
+
     # ---- what is drawn
 
     def _draw_map(self, snapshot: Snapshot, step: Step) -> None:
         shape, frame = readings.shape(snapshot.frame), snapshot.frame
         if shape is None:
             return
-        layer, domain = step.view.get("layer"), step.view.get("domain", ALL)
+        layer, counted = step.view.get("layer"), self._counted(snapshot)
+        domain = step.view.get("domain", ALL) if counted == ALL else counted
         if step.view["rows"] == "layers":
             load = readings.expert_load(frame, domain)
             if load is not None:
@@ -242,6 +266,8 @@ class Demo(Session):
     def _load_exhibit(self, snapshot: Snapshot, step: Step) -> None:
         """Fetch what the stepper shows, once for each visit of the presenter."""
         live = _live(snapshot)
+        if live is None and _takes_texts(snapshot):
+            self._have_written(step)
         if live is None or not live["exhibit"] or not self._on_live(snapshot, live):
             return
         visit = int(live["visit"])
@@ -259,6 +285,21 @@ class Demo(Session):
                 )
 
         self.later(lambda: self.source.control("demo_exhibit"), then)
+
+    def _have_written(self, step: Step) -> None:
+        """Let the engine write the step's text, once; show it from the step's own place."""
+        text = step.view["text"]
+        if text == self._asked:
+            return
+        self._asked = text
+
+        def then(state: str) -> None:
+            token, layer = step.view["token"], step.view["layer"]
+            self.stepper.param.update(
+                state=state, token=token, layer=layer, stage=STEPPER_STAGES[0]
+            )
+
+        self.later(lambda: written(self.source, text), then)
 
     def _here(self) -> Focus:
         return self.stepper.token, self.stepper.layer, self.stepper.stage
@@ -317,6 +358,11 @@ def _live(snapshot: Snapshot) -> Mapping[str, Any] | None:
     """Return what the engine's process says of the demo; None where nobody presents."""
     found = readings.facts(snapshot.frame).get("demo")
     return found if isinstance(found, Mapping) else None
+
+
+def _takes_texts(snapshot: Snapshot) -> bool:
+    """Whether an engine runs that can be given a text; a recording cannot."""
+    return "model_folder" in readings.facts(snapshot.frame) and snapshot.state not in ENDED
 
 
 def _led(live: Mapping[str, Any], step: Step) -> Focus:

@@ -163,6 +163,24 @@ def test_without_a_presenter_no_step_claims_what_nobody_does(source, at):
     assert values["cb0"], "what should be measured is said all the same"
 
 
+def test_who_reads_alone_sees_the_texts_of_a_step_counted_alone_and_the_rest_marked(source):
+    source.facts = {}
+    source.step(1)
+    german = next(at for at, step in enumerate(STEPS) if step.id == "only-german")
+    broken = next(at for at, step in enumerate(STEPS) if step.id == "broken")
+    page = visit(source, step=str(german + 1))
+    assert "Load by layer, German texts only" in page.page.skeleton
+    assert "broken only when presented" not in page.page.skeleton
+    assert page._counted(source.snapshot()) == "de"
+    page = visit(source, step=str(broken + 1))
+    assert "Load by layer, German texts only" in page.page.skeleton
+    assert "broken only when presented" in page.page.skeleton
+    lead(source, german)
+    page = visit(source)
+    assert "texts only" not in page.page.skeleton, "who presents has nothing else sent"
+    assert page._counted(source.snapshot()) == "all"
+
+
 def test_the_marks_go_when_the_presenter_comes_and_are_there_for_who_explores(source):
     broken = next(at for at, step in enumerate(STEPS) if step.id == "broken")
     lead(source, broken)
@@ -225,6 +243,32 @@ def exhibited(source, monkeypatch):
     monkeypatch.setattr(source, "control", control)
     lead(source, STEPPER, exhibit=True)
     return source, asked
+
+
+def test_who_reads_alone_has_the_text_written_once_for_all_and_steps_through_it(
+    source, monkeypatch
+):
+    source.facts = {"model_folder": "somewhere"}
+    source.step(1)
+    trace, asked = long_request(), []
+    monkeypatch.setattr(source, "window", lambda: trace)
+
+    def control(action, **detail):
+        asked.append((action, detail))
+        return {"request_id": 0}
+
+    monkeypatch.setattr(source, "control", control)
+    place = {"step": str(STEPPER + 1)}
+    pages = opened(source, place, place)
+    view = STEPS[STEPPER].view
+    assert asked == [("watch", {"text": view["text"]})]
+    for page in pages:
+        assert page._here() == (view["token"], view["layer"], "gate")
+        assert 'data-child="second"' in page.page.skeleton
+        assert "data-told" not in page.page.skeleton, "what the step says can be seen"
+        page.stepper.token = 1
+    settled(*pages)
+    assert pages[0]._here()[0] == 1 and len(asked) == 1
 
 
 def test_the_presenter_leads_the_stepper_and_each_follower_goes_there(exhibited):

@@ -112,8 +112,10 @@ function render({ model, el }) {
     const widest = rows ? Math.max(...range(rows).map((r) => pen.measureText(name("row", r)).width)) : 0;
     const left = Math.ceil(Math.min(160, widest)) + 10;
     const bottom = 22;
-    const high = spec.height > 0 ? spec.height - bottom : limited(rows * 34, 140, 366);
-    const height = rows ? Math.max(rows * 2, spec.height > 0 ? high : Math.min(high, rows * 46)) : 140;
+    // A page may give the picture a place to fill; what the spec wishes may come later than that.
+    const given = (style("--fills-its-place") && picture.clientHeight) || spec.height;
+    const high = given > 0 ? given - bottom : limited(rows * 34, 140, 366);
+    const height = rows ? Math.max(rows * 2, given > 0 ? high : Math.min(high, rows * 46)) : 140;
     return { rows, columns, left, bottom, width: width - left, height, ratio: devicePixelRatio || 1 };
   }
 

@@ -224,6 +224,12 @@ function render({ model, el }) {
     const [box, line] = [chips[token].getBoundingClientRect(), text.getBoundingClientRect()];
     if (box.top < line.top) text.scrollTop -= line.top - box.top + 8;
     if (box.bottom > line.bottom) text.scrollTop += box.bottom - line.bottom + 8;
+    markMore();
+  }
+
+  // Say that the text goes on below, also where no scroll bar is drawn.
+  function markMore() {
+    text.toggleAttribute("data-more", text.scrollHeight - text.scrollTop - text.clientHeight > 12);
   }
 
   function showFacts({ who }) {
@@ -295,6 +301,7 @@ function render({ model, el }) {
   }
 
   listen.page(root, "keydown", onKey);
+  listen.page(text, "scroll", markMore);
   listen.page(root, "mousedown", (event) => {
     // A click anywhere on it makes the keys work; selecting text with the mouse still does.
     if (!event.composedPath().some((node) => node.tagName === "BUTTON")) body.focus({ preventScroll: true });
@@ -442,7 +449,7 @@ const SCORED = {
   sigmoid: ": 1 ÷ (1 + exp(−logit))",
 };
 const WEIGHED = {
-  shares: ": its score ÷ the sum of the chosen scores, so that they add up to 1",
+  shares: ": its score ÷ the sum of the chosen scores",
   scores: ": its score",
 };
 
