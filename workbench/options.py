@@ -69,6 +69,14 @@ DraftLengthOption = Annotated[
         help="Propose as many as pay, or always --draft-tokens.",
     ),
 ]
+DraftSamplingOption = Annotated[
+    str,
+    typer.Option(
+        "--draft-sampling",
+        metavar="same|rejection",
+        help="When sampling, keep the seed's text, or accept more proposals by chance.",
+    ),
+]
 SHOWN_DEVICES = 4
 """Logical devices of the commands that show where tokens go; with one there is nothing to see."""
 DevicesOption = Annotated[
@@ -185,6 +193,7 @@ def open_engine(
     draft: str | None = None,
     draft_tokens: int = 4,
     draft_length: str = "adaptive",
+    draft_sampling: str = "same",
     capacity_factor: float | None = None,
     thresholds: Path | None = None,
 ) -> Engine:
@@ -212,6 +221,7 @@ def open_engine(
         draft=paths.model_folder(draft) if draft is not None else None,
         draft_tokens=draft_tokens,
         draft_length=draft_length,
+        draft_sampling=draft_sampling,
         capacity_factor=capacity_factor,
     )
     return Engine(config, sink=sink)

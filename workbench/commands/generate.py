@@ -20,6 +20,7 @@ from workbench.options import (
     DevicesOption,
     DraftLengthOption,
     DraftOption,
+    DraftSamplingOption,
     DraftTokensOption,
     ExchangeOption,
     ForceOption,
@@ -80,6 +81,7 @@ def generate(
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = 4,
     draft_length: DraftLengthOption = "adaptive",
+    draft_sampling: DraftSamplingOption = "same",
     deterministic: DeterministicOption = False,
     trace: TraceOption = None,
     force_experts: ForceOption = None,
@@ -126,6 +128,7 @@ def generate(
         draft=draft,
         draft_tokens=draft_tokens,
         draft_length=draft_length,
+        draft_sampling=draft_sampling,
         capacity_factor=capacity_factor,
     )
 
