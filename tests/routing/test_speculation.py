@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from engine.config import SamplingParams
-from engine.model.sampler import sample
+from engine.model.sampler import distribution, sample
 from engine.routing.draft_costs import STALE_STEPS, Confidence, Costs
 from engine.routing.speculation import (
     FIRST_GAP,
@@ -22,6 +23,7 @@ from engine.routing.speculation import (
     num_kept,
 )
 from engine.runtime.draft.drafter import propose_from
+from engine.runtime.draft.rejection import _settle, draw_proposal
 
 MS = 1e-3
 
@@ -217,6 +219,7 @@ def test_looks_that_promise_nothing_become_rare():
 # --- the distribution -----------------------------------------------------------------------------
 
 VOCABULARY = 6
+Rule = Callable[[int, SamplingParams, int, int], list[int]]
 PARAMS = {
     "plain": SamplingParams(temperature=1.0),
     "tempered": SamplingParams(temperature=0.6),
@@ -245,30 +248,60 @@ def exact(logits_V: np.ndarray, params: SamplingParams) -> np.ndarray:
     return out
 
 
-def pair(params: SamplingParams, seed: int, *, typical: bool) -> tuple[int, int]:
-    """Write two tokens with a draft of 1; `typical` takes whatever the target finds likely."""
-    state, out = VOCABULARY, []
-    while len(out) < 2:
-        at = len(out)
-        draft, _ = propose_from(DRAFT[state], params, seed, at)
-        rows = torch.from_numpy(np.stack([TARGET[state], TARGET[draft]]))
-        drawn = sample(rows, [params] * 2, [seed] * 2, [at, at + 1])
-        kept = num_kept([draft], drawn)
-        if typical and exact(TARGET[state], params)[draft] > 0.05:
-            drawn, kept = [draft, drawn[1]], 2
-        out += drawn[:kept]
-        state = out[-1]
-    return out[0], out[1]
+def same(state: int, params: SamplingParams, seed: int, at: int) -> list[int]:
+    """Go on by one step: the draft's likeliest token stands when the target draws it."""
+    draft, _ = propose_from(DRAFT[state], params)
+    drawn = target_draws([state, draft], params, seed, at)
+    return drawn[: num_kept([draft], drawn)]
 
 
-def deviation(params: SamplingParams, *, typical: bool = False, count: int = 1500) -> float:
+def rejection(state: int, params: SamplingParams, seed: int, at: int) -> list[int]:
+    """Go on by one step: a drawn token stands by chance."""
+    draft, shares_V = draw_proposal(DRAFT[state], params, seed, at)
+    drawn = target_draws([state, draft], params, seed, at)
+    kept = _settle([Thought(draft, 0, 0, shares_V)], TARGET[[state]], params, seed, at)
+    drawn[: len(kept)] = kept
+    return drawn[: num_kept([draft], drawn)]
+
+
+def typical(state: int, params: SamplingParams, seed: int, at: int) -> list[int]:
+    """A wrong rule: whatever the target finds likely stands."""
+    draft, _ = propose_from(DRAFT[state], params)
+    if exact(TARGET[state], params)[draft] > 0.05:
+        return [draft]
+    return target_draws([state], params, seed, at)
+
+
+def careless(state: int, params: SamplingParams, seed: int, at: int) -> list[int]:
+    """A wrong rule: what is rejected is drawn anew from the whole distribution."""
+    draft, shares_V = draw_proposal(DRAFT[state], params, seed, at)
+    if _settle([Thought(draft, 0, 0, shares_V)], TARGET[[state]], params, seed, at) == [draft]:
+        return [draft]
+    return target_draws([state], params, seed, at)
+
+
+def target_draws(states: list[int], params: SamplingParams, seed: int, at: int) -> list[int]:
+    count = len(states)
+    positions = list(range(at, at + count))
+    return sample(torch.from_numpy(TARGET[states]), [params] * count, [seed] * count, positions)
+
+
+def pair(rule: Rule, params: SamplingParams, seed: int) -> tuple[int, int]:
+    """Write two tokens, a draft of one before each step of the target."""
+    out = [VOCABULARY]
+    while len(out) < 3:
+        out += rule(out[-1], params, seed, len(out) - 1)
+    return out[1], out[2]
+
+
+def deviation(rule: Rule, params: SamplingParams, count: int = 1500) -> float:
     """How many standard deviations chi-square lies above its mean, over all pairs."""
     seen = np.zeros((VOCABULARY, VOCABULARY))
     for seed in range(count):
-        seen[pair(params, seed, typical=typical)] += 1
+        seen[pair(rule, params, seed)] += 1
     first = exact(TARGET[VOCABULARY], params)
     wanted = count * first[:, None] * np.stack([exact(row, params) for row in TARGET[:-1]])
-    assert not seen[wanted == 0].any() or typical, "a token came that the sampler cuts off"
+    assert not seen[wanted == 0].any(), "a token came that the sampler cuts off"
     common = wanted >= 5
     rest_seen, rest_wanted = seen[~common].sum(), wanted[~common].sum()
     chi = (((seen - wanted) ** 2)[common] / wanted[common]).sum()
@@ -277,21 +310,36 @@ def deviation(params: SamplingParams, *, typical: bool = False, count: int = 150
     return float((chi - freedom) / math.sqrt(2 * freedom))
 
 
+@pytest.mark.parametrize("rule", [same, rejection])
 @pytest.mark.parametrize("name", PARAMS)
-def test_sampling_with_a_draft_has_the_targets_distribution(name):
-    assert deviation(PARAMS[name]) < 4
+def test_sampling_with_a_draft_has_the_targets_distribution(name, rule):
+    assert deviation(rule, PARAMS[name]) < 4
 
 
-def test_a_rule_that_takes_what_seems_likely_is_caught():
-    assert deviation(PARAMS["plain"], typical=True) > 20
+@pytest.mark.parametrize("rule", [typical, careless])
+def test_a_rule_that_bends_the_distribution_is_caught(rule):
+    assert deviation(rule, PARAMS["plain"]) > 10
 
 
-def test_a_draft_that_draws_by_the_same_number_is_often_right():
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_distribution_is_what_the_sampler_draws_by(name):
+    for logits_V in TARGET:
+        np.testing.assert_allclose(
+            distribution(logits_V, PARAMS[name]), exact(logits_V, PARAMS[name]), atol=1e-6
+        )
+    equal = np.array([1, 3, 2, 3], "f4")
+    halves = distribution(equal, SamplingParams(temperature=1.0, top_k=2))
+    assert halves.tolist() == [0, 0.5, 0, 0.5]
+
+
+def test_more_proposals_stand_by_chance_and_as_many_as_can():
     params = PARAMS["plain"]
-    hits = [
-        propose_from(DRAFT[VOCABULARY], params, seed, 0)[0]
-        == propose_from(TARGET[VOCABULARY], params, seed, 0)[0]
-        for seed in range(500)
-    ]
     p, q = exact(TARGET[VOCABULARY], params), exact(DRAFT[VOCABULARY], params)
-    assert (p * q).sum() + 0.1 < np.mean(hits) <= np.minimum(p, q).sum() + 0.05
+    runs = {rule: [len(rule(VOCABULARY, params, s, 0)) for s in range(600)] for rule in RULES}
+    stood = {rule: np.mean(run) - 1 for rule, run in runs.items()}
+    assert stood[rejection] == pytest.approx(np.minimum(p, q).sum(), abs=0.06)
+    assert stood[same] == pytest.approx(p[q.argmax()], abs=0.06)
+    assert stood[same] < stood[rejection]
+
+
+RULES = (same, rejection)

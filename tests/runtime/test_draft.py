@@ -130,6 +130,21 @@ def test_sampling_draws_the_same_tokens_with_the_same_seed(plain, drafting, prom
     assert sum(one.draft.accepted for one in got) > 0
 
 
+def test_by_chance_more_proposals_stand_and_what_is_cut_off_never_comes(make_engine, prompts):
+    params = dataclasses.replace(DRAWN, temperature=1.0, top_k=2, top_p=1.0, logprobs=2)
+    options = {"draft": DRAFT, "draft_length": "fixed", "draft_tokens": 3, "num_blocks": 64}
+    engine = make_engine(draft_sampling="rejection", **options)
+    done = engine.generate(prompts, params)
+    for one in done:
+        assert len(one.token_ids) == len(one.logprobs) == 10
+        assert all(at.token_id in {token for token, _ in at.top} for at in one.logprobs)
+    same = make_engine(**options).generate(prompts, params)
+    stood, alike = (sum(one.draft.accepted for one in runs) for runs in (done, same))
+    assert stood > 1.1 * alike
+    greedy = [one.token_ids for one in engine.generate(prompts, GREEDY)]
+    assert greedy == [one.token_ids for one in make_engine(**options).generate(prompts, GREEDY)]
+
+
 def test_it_goes_on_beside_prefills_in_chunks_and_preemption(plain, prompts):
     engine = Engine(
         EngineConfig(
@@ -304,6 +319,7 @@ def test_a_draft_that_cannot_fit_is_refused_in_a_sentence(tmp_path):
         ({"draft": MODEL}, "family qwen3_moe; a draft must be a dense model of family qwen3"),
         ({"draft": DRAFT, "num_ranks": 2}, "proposes to one process only"),
         ({"draft": DRAFT, "draft_tokens": 0}, "draft_tokens .0. must lie between 1 and 16"),
+        ({"draft": DRAFT, "deterministic": True, "draft_sampling": "rejection"}, "must be same"),
         ({"draft": DRAFT, "draft_length": "long"}, "draft_length .*adaptive.*fixed"),
     ):
         with pytest.raises(ConfigError, match=words):
