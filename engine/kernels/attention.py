@@ -145,8 +145,9 @@ def _decode(q_BHd: Tensor, keys: Tensor, values: Tensor, plan: Decodes) -> Tenso
 
 def _by_head(cache: Tensor, blocks: slice | Tensor) -> Tensor:
     """Return (U · Hkv, block_size, hd): a view if the blocks are a slice laid out by head."""
-    chosen = cache[blocks] if isinstance(blocks, slice) else cache.index_select(0, blocks)
-    return chosen.transpose(1, 2).flatten(0, 1)
+    by_head = cache.transpose(1, 2)
+    chosen = by_head[blocks] if isinstance(blocks, slice) else by_head.index_select(0, blocks)
+    return chosen.flatten(0, 1)
 
 
 def _lay_out(decodes: tuple[Segment, ...], block_size: int, device: torch.device) -> Decodes:
