@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine import Completion, Engine, EngineConfig, SamplingParams
 from engine.errors import RequestError
@@ -27,7 +27,15 @@ SETTLED = 50
 """Tokens after which a draft that loses must be silent."""
 RATIO = (
     "median over rounds and prompts of the seconds without a draft / with it, after the first token"
+    " or the 50th; _cpu: of the processor time of the engine's thread"
 )
+
+
+class Moment(NamedTuple):
+    """A moment by the wall clock and by the processor time of the engine's thread."""
+
+    wall_s: float
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +43,16 @@ class Timed:
     """One continuation."""
 
     completion: Completion
-    moments_s: list[float]
-    """When each token was there, since the first."""
+    moments: list[Moment]
+    """When each token was there."""
 
     def seconds(self, first: int = 1) -> float:
         """Return the seconds from token `first` on, 1 being all after the first."""
-        return self.moments_s[-1] - self.moments_s[first - 1]
+        return self.moments[-1].wall_s - self.moments[first - 1].wall_s
+
+    def busy_s(self, first: int = 1) -> float:
+        """Return likewise the seconds of processor time."""
+        return self.moments[-1].busy_s - self.moments[first - 1].busy_s
 
 
 def run(
@@ -133,8 +145,10 @@ def _row(
         "domain": domain,
         "plain_tokens_per_second": round(total / plain_s, 1),
         "draft_tokens_per_second": round(total / draft_s, 1),
-        "ratio": _ratio(pairs, 1),
-        "ratio_after_50": _ratio(pairs, SETTLED),
+        "ratio": _ratio(pairs, 1, Timed.seconds),
+        "ratio_after_50": _ratio(pairs, SETTLED, Timed.seconds),
+        "ratio_cpu": _ratio(pairs, 1, Timed.busy_s),
+        "ratio_cpu_after_50": _ratio(pairs, SETTLED, Timed.busy_s),
         "acceptance": _rounded(figures.acceptance),
         "tokens_per_step": _rounded(figures.tokens_per_step),
         "proposed": figures.proposed,
@@ -150,8 +164,11 @@ def _same(one: Timed, other: Timed) -> bool:
     return one.completion.token_ids == other.completion.token_ids
 
 
-def _ratio(pairs: Sequence[tuple[Timed, Timed]], first: int) -> float:
-    ratios = [plain.seconds(first) / with_draft.seconds(first) for plain, with_draft in pairs]
+def _ratio(
+    pairs: Sequence[tuple[Timed, Timed]], first: int, seconds: Callable[[Timed, int], float]
+) -> float:
+    """Return the median of the seconds without a draft over those with it."""
+    ratios = [seconds(plain, first) / seconds(with_draft, first) for plain, with_draft in pairs]
     return round(statistics.median(ratios), 3)
 
 
@@ -162,12 +179,13 @@ def _rounded(figure: float | None) -> float | None:
 def _continue(engine: Engine, prompt: list[int], tokens: int) -> Timed:
     """Continue one prompt alone and note when each token was there."""
     engine.add(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
-    moments_s: list[float] = []
+    moments: list[Moment] = []
     while True:
         for output in engine.step():
-            moments_s += [time.perf_counter()] * len(output.token_ids)
+            now = Moment(time.perf_counter(), time.thread_time())
+            moments += [now] * len(output.token_ids)
             if output.completion is not None:
-                return Timed(output.completion, [at - moments_s[0] for at in moments_s])
+                return Timed(output.completion, moments)
 
 
 def _prompts(engine: Engine, domain: str, count: int) -> list[list[int]]:
