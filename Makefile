@@ -57,6 +57,7 @@ drills: $(STAMP)  ## walk every drill every way and the demo, and kill what runs
 
 soak: $(STAMP)  ## half an hour of watching: looks, readers and viewers come and go, nothing stays
 	@$(RUN) pytest tests/soak $(ARGS)
+	@$(RUN) pytest -m slow --timeout 1200 tests/runtime/test_draft.py $(ARGS)
 
 service: $(STAMP)  ## the service under load, fuzz, a real Prometheus and TLS; half an hour
 	@$(RUN) pytest -s -m slow --timeout 1200 tests/serve $(ARGS)
