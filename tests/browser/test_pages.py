@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,7 +165,37 @@ def test_a_drill_is_walked_through_from_symptom_to_proof(visit, url):
     page.locator('[data-send="finish"]').click()
     page.get_by_role("heading", name="Passed: 100 of 100 points").wait_for(timeout=120_000)
     page.get_by_role("heading", name="Restored, proven by hash").wait_for()
-    assert page.get_by_text("✓ equal").count() == 3
+    assert page.get_by_text("✓ equal").count() == 5
     page.get_by_role("button", name="Back to the drills").click()
     page.locator('[data-send="start"]').first.wait_for()
+    visit.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("drill", "cause", "act", "fields"),
+    [
+        ("tokens-dropped", "capacity", "capacity", {"factor": "0"}),
+        ("out-of-memory", "cache", "configure", {"option": "num_blocks", "value": "1024"}),
+    ],
+)
+def test_other_drills_are_walked_through_by_their_own_repairs(
+    visit, url, drill, cause, act, fields
+):
+    page = visit.page
+    ready(visit, url + "drills")
+    page.locator(f'[data-send="start"][value="{drill}"]').click()
+    page.locator('[data-bind="s0o"]', has_text="fail").wait_for(timeout=180_000)
+    visit.wait_for_text("options", "num_blocks")
+    page.locator(f'input[value="{cause}"]').check()
+    page.get_by_role("button", name="Name it").click()
+    page.locator("summary", has_text=re.compile(f"^{act} ")).click()
+    for name, value in fields.items():
+        page.locator(f'details[open] input[name="{name}"]').fill(value)
+    page.locator("details[open] button").click()
+    page.locator('[data-bind="s0o"]', has_text="pass").wait_for(timeout=60_000)
+    page.locator('[data-bind="busy"]:empty').first.wait_for(state="attached")
+    page.locator('[data-send="finish"]').click()
+    page.get_by_role("heading", name="Passed: 100 of 100 points").wait_for(timeout=120_000)
+    page.get_by_role("heading", name="Restored, proven by hash").wait_for()
+    page.get_by_role("button", name="Back to the drills").click()
     visit.assert_clean()
