@@ -63,13 +63,13 @@ class MoE(nn.Module):
         parts = [result.arrive() for result in returns]
         y_TD = parts[0] if len(parts) == 1 else torch.cat(parts)
         mark("combine")
+        if step.precision is not None:
+            step.precision.observe(layer, logits_TE, x_TD, phy_ids_TK.shape[1])
+            mark("format")
         step.bad_rows += int(chosen.bad_rows)
         if step.records is not None:
             record = LayerRecord(GateOutput(logits_TE, chosen), phy_ids_TK, units=units)
             step.records.append(self._explained(record, bonus_TE, first_span, step))
-        if step.precision is not None:
-            step.precision.observe(layer, logits_TE, x_TD, phy_ids_TK.shape[1])
-            mark("format")
         return y_TD
 
     def _run(

@@ -77,6 +77,12 @@ class Capacity(Nothing):
     factor: Annotated[float, Field(ge=1, le=16)] | None
 
 
+class Formats(Nothing):
+    """Run the experts in the engine's own number format, in int8, or chosen by unit of rows."""
+
+    mode: Literal["model", "int8", "auto"]
+
+
 class Exchange(Nothing):
     """How ranks exchange rows."""
 
@@ -165,6 +171,7 @@ ACTS: dict[str, Act] = {
         Smoothing, lambda s, b: s.engine.control.set_smoothing(b.bonus, b.window, b.decay)
     ),
     "set_capacity": Act(Capacity, lambda s, b: s.engine.control.set_capacity(b.factor)),
+    "set_precision": Act(Formats, lambda s, b: s.engine.control.set_precision(b.mode)),
     "clear_policy": Act(Nothing, lambda s, _: s.engine.control.clear_policy()),
     "inject_fault": Act(SafeFaultFor, _inject),
     "clear_fault": Act(Point, lambda s, b: s.engine.control.clear(b.point)),

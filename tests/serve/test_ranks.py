@@ -97,6 +97,7 @@ def test_a_killed_rank_makes_it_not_ready_and_answers_go_on(ranked):
         ("set_bias", {"expert": 1, "value": 0.5, "layer": 1}, 200),
         ("set_bias", {"expert": 1, "value": 1e9}, 400),
         ("set_smoothing", {"bonus": 0.5, "window": 4, "decay": 0.7}, 200),
+        ("set_precision", {"mode": "int8"}, 409),
         ("set_capacity", {"factor": 1.5}, 409),  # which is refused in deterministic mode
         ("set_capacity", {"factor": None}, 200),
         ("set_capacity", {"factor": 0.5}, 400),

@@ -156,7 +156,7 @@ def _precision(model: Path, tokens: int, rounds: int) -> dict[str, Any]:
     if not (model / FILE).is_file():  # nobody has calibrated this model
         return _row("precision", "predicted", rows_rerun=0)
     units = _Units()
-    config = EngineConfig(model=model, precision="auto")
+    config = EngineConfig(model=model, dtype="bfloat16", precision="auto")
     with closing(Engine(config, sink=units)) as engine:
 
         def set_mode(on: bool) -> None:

@@ -42,7 +42,7 @@ FIRST_POSITIONS = 8
 """Positions at the start of a text that may be shut out together."""
 JUMP = 2.0
 """Times the median of all layers that a sensitive layer is further off."""
-SAMPLE_UNITS = 64
+SAMPLE_UNITS = 256
 """One row of every so many INT8 units is run in both formats."""
 BEYOND = 1.5
 """Times what was seen that a result may differ before its unit is run again."""

@@ -83,7 +83,7 @@ def step_event(
         token_ids=token_ids,
         homes=(np.arange(rows) % start.num_devices).astype(np.int16),
         causes=np.zeros(rows, np.uint8),
-        drafted=(np.arange(rows) % 3 == 2).astype(np.uint8),
+        drafted=(np.arange(rows) % 3 == 2).astype(np.uint8) if rows > 2 else None,
         topk_ids=topk_ids_TLK,
         phy_ids=topk_ids_TLK.copy(),
         topk_weights=weights_TLK,

@@ -141,6 +141,8 @@ class Trace:
         units = self._units(index)
         if not units:
             rows["formats"] = no_formats()
+        if not rows["drafted"].any():
+            rows["drafted"] = None
         return StepEvent(
             **numbers,
             **rows,

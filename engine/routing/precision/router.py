@@ -5,8 +5,6 @@ One engine in one process has one; `engine.cluster.rank` asks it for each step's
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.events import Int64, UInt8
 from engine.faults import Faults
 from engine.routing.precision.predictor import Predictor
@@ -40,13 +38,13 @@ class PrecisionRouter:
             self._predictor = Predictor(thresholds)
         return self._predictor
 
-    def pick(self, units: Int64, every: int) -> Int64:
-        """Return those of a layer's INT8 units of which a row is to be sampled: one in `every`.
+    def pick(self, num_units: int, every: int) -> range:
+        """Return which of a layer's INT8 units, by number, have a row sampled: one in `every`.
 
         The count goes on from layer to layer and step to step, so that few units a step are sampled
         as often as many.
         """
-        if not every or not len(units):
-            return units[:0]
-        first, self._due = every - 1 - self._due, (self._due + len(units)) % every
-        return units[np.arange(first, len(units), every)]
+        if not every:
+            return range(0)
+        first, self._due = every - 1 - self._due, (self._due + num_units) % every
+        return range(first, num_units, every)

@@ -189,8 +189,12 @@ class PrecisionStep:
         """Run a row of some INT8 units in both formats; mark units whose row is too far off."""
         assert self._predictor is not None
         limits = self._predictor.thresholds
-        picked = self._router.pick(np.flatnonzero(units.format_U == INT8), limits.sample_units)
-        rows = [int((units.unit_R == unit).argmax()) for unit in picked]
+        in_int8_U = units.format_U == INT8
+        picked = self._router.pick(int(np.count_nonzero(in_int8_U)), limits.sample_units)
+        if not picked:
+            return
+        int8_units = np.flatnonzero(in_int8_U)[list(picked)]
+        rows = [int((units.unit_R == unit).argmax()) for unit in int8_units]
         rows = [row for row in rows if units.format_R[row] == INT8]
         if not rows:
             return
