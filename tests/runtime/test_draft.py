@@ -164,6 +164,16 @@ def test_it_goes_on_beside_prefills_in_chunks_and_preemption(plain, prompts):
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
+def test_it_goes_on_beside_blocks_that_are_reused(make_engine, told, prompts):
+    engine = make_engine(block_size=4, prefix_reuse=True, draft=DRAFT, **EXACT)
+    scripted(engine, told.texts, SAYINGS["by chance"], 3)
+    for again in range(2):
+        done = engine.generate(prompts, GREEDY)
+        assert [outcome(one) for one in done] == told.wanted
+        assert (sum(one.reused_tokens for one in done) > 0) is bool(again)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
 def test_a_rule_that_accepts_what_was_not_drawn_is_caught(told, prompts, monkeypatch):
     monkeypatch.setattr("engine.runtime.runner.num_kept", lambda drafts, drawn: len(drawn))
     engine = scripted(told, told.texts, wrong, 2)
