@@ -216,4 +216,5 @@ def target_of(config: EngineConfig, model: ModelConfig) -> Target:
         deterministic=config.deterministic,
         scheme={"model": "native", "int8": "w8a8", "auto": "mixed"}[config.precision],
         expert_bytes=matrix * getattr(torch, config.dtype).itemsize,
+        measure=config.measure_kernels and config.num_ranks == 1,  # ranks must not differ
     )

@@ -89,6 +89,10 @@ class EngineConfig:
     """Longest prompt + output in tokens; None takes the model's own limit."""
     num_threads: int | None = None
     """Threads of one product; None leaves torch's setting, deterministic mode takes 1."""
+    measure_kernels: bool = True
+    """Whether an engine in one process tries out at start, for some tenths of a second, which of
+    its products are fastest on this processor; without it, and in deterministic mode, a fixed rule
+    says."""
     seed: int = 0
     """Base of the seeds of requests that bring none."""
     drill: bool = False

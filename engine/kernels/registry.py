@@ -26,11 +26,14 @@ from engine.kernels import (
     permute,
     tiled,
     topk,
+    trials,
 )
 from engine.kernels.experts import Prepare
 
 SMALL_MATRIX = 2 << 20
 """Up to this many bytes an fp32 expert's matrix runs fastest by columns, above it packed."""
+SHOWN = ((512, 256), (1024, 1024))
+"""Experts' matrices for which the table says what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +177,8 @@ def table(target: Target) -> list[Row]:
             taken = kernel.name in names
             if taken:
                 reason = "first that serves" if kernel.sizes == "any" else f"for {kernel.sizes}"
+                if kernel.measures and target.measure:
+                    reason += "".join(f"; {found}" for found in _measured(target))
             else:
                 reason = next(filter(None, refusals), f"{names[0]} comes first" if names else "")
             rows.append(
@@ -193,6 +198,16 @@ def _first(op: str, target: Target) -> str | None:
         if kernel.op == op and kernel.refuses(target) is None:
             return kernel.name
     return None
+
+
+def _measured(target: Target) -> list[str]:
+    """Say which way is taken for matrices of some sizes, and by what measurement."""
+    kind = "int8" if target.scheme == "w8a8" else target.dtype
+    found = []
+    for out, inner in SHOWN:
+        plan = trials.plan(kind, out, inner)
+        found.append(f"{out} x {inner}: {trials.words(plan)}, {plan.reason}")
+    return found
 
 
 def _when_deterministic(target: Target) -> str | None:

@@ -105,7 +105,8 @@ def fixed(kind: str, size: int) -> Plan:
 
 def fits_fp16(stack: Tensor) -> bool:
     """Whether bf16 weights lose nothing that matters in fp16."""
-    return FP16_LEAST <= float(stack.abs().amax()) <= FP16_LARGEST
+    largest = stack.abs().amax().item()
+    return bool(FP16_LEAST <= largest <= FP16_LARGEST)
 
 
 def _columns(matrix_OI: Tensor, _: Tensor | None) -> Multiplied:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import RequestError
-from engine.kernels import reference
+from engine.kernels import reference, trials
 from engine.kernels.experts import ExpertWeights
 from engine.kernels.registry import Target, bind
 from workbench.bench.machine import report, torch_threads
@@ -148,6 +148,7 @@ def _row(
         "tokens": len(batch.x_TD),
         "dtype": name,
         "kernel": layer.kernel,
+        "ways": layer.ways(name),
         "ours_ms": round(ms[name], 4),
         "peers_ms": peers_ms,
         "speedup_over_best_peer": None,
@@ -214,6 +215,14 @@ class Layer:
         self.weights = ExpertWeights(gate_up, down, self.ops.prepare_experts)
         self.weights.refresh()
         self.kernel = next(c.name for c in self.ops.reasons if c.op == "grouped_mlp")
+
+    def ways(self, name: str) -> list[str]:
+        """Say how the two products are made, where that was measured."""
+        if self.kernel == "columns":
+            return []
+        kind = "int8" if name == "int8" else str(self.weights.down.dtype).removeprefix("torch.")
+        shapes = [stack.shape[1:] for stack in (self.weights.gate_up, self.weights.down)]
+        return [trials.words(trials.plan(kind, *shape)) for shape in shapes]
 
     def __call__(self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return (T, D): dispatch, experts, combine."""

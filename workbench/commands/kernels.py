@@ -52,7 +52,9 @@ def kernels(
     rows = [
         asdict(row)
         for name in ([device] if device else DEVICES)
-        for row in table(Target(device=name, dtype=dtype, deterministic=deterministic))
+        for row in table(
+            Target(device=name, dtype=dtype, deterministic=deterministic, measure=True)
+        )
     ]
     if as_json:
         print_json({"dtype": dtype, "deterministic": deterministic, "rows": rows})
