@@ -45,7 +45,8 @@ def permute(phy_ids_TK: Tensor, num_physical: int) -> Permutation:
     checks.has_values("phy_ids_TK", phy_ids_TK)
     if type(num_physical) is not int or num_physical < 1:
         raise KernelError(f"num_physical ({num_physical!r}) must be a whole number above 0.")
-    ids_N = phy_ids_TK.reshape(-1).cpu().numpy()
+    on_cpu = phy_ids_TK.is_cpu
+    ids_N = (phy_ids_TK if on_cpu else phy_ids_TK.cpu()).numpy().ravel()
     order_N = ids_N.argsort(kind="stable")
     # Before anything is sized by the largest id.
     if len(ids_N) and not -1 <= ids_N[order_N[0]] <= ids_N[order_N[-1]] < num_physical:
@@ -54,8 +55,10 @@ def permute(phy_ids_TK: Tensor, num_physical: int) -> Permutation:
     skipped, num_rows = counts[0], len(ids_N) - counts[0]
     row_of_N = np.empty_like(order_N)
     row_of_N[order_N] = np.arange(-skipped, num_rows)
-    row_of_N[order_N[:skipped]] = num_rows
-    source_R = order_N[skipped:] // phy_ids_TK.shape[1]
-    device = phy_ids_TK.device
-    source, row_of = torch.from_numpy(source_R), torch.from_numpy(row_of_N)
-    return Permutation(source.to(device), row_of.to(device), counts[1:])
+    if skipped:
+        row_of_N[order_N[:skipped]] = num_rows
+        order_N = order_N[skipped:]
+    source, row_of = torch.from_numpy(order_N // phy_ids_TK.shape[1]), torch.from_numpy(row_of_N)
+    if not on_cpu:  # a call of nothing costs a microsecond as well
+        source, row_of = source.to(phy_ids_TK.device), row_of.to(phy_ids_TK.device)
+    return Permutation(source, row_of, counts[1:])

@@ -54,13 +54,18 @@ def test_levels_for_people_names_each_level_and_its_formula(workbench):
 
 def test_the_overhead_bench_prints_numerator_and_denominator_of_every_way(workbench):
     words = ("--batches", "1,3", "--steps", "2", "--rounds", "1", "--no-large", "--no-draft")
+    words += ("--no-ranks",)
     report = workbench("bench", "routing-overhead", *words, "--json").json
     ways = [(row["setting"], row["batch"], row["way"]) for row in report["rows"]]
     assert ways == [
         (setting, batch, way)
-        for setting in ("one copy", "replicas")
+        for setting, names in (
+            ("one copy", ("all", "no look-ups", "a lock")),
+            ("replicas", ("all", "no look-ups", "a lock")),
+            ("formats by unit", ("all",)),
+        )
         for batch in (1, 3)
-        for way in ("all", "no look-ups", "a lock")
+        for way in names
     ]
     for row in report["rows"]:
         spent = sum(row[f"{level}_ms"] for level in LEVELS)

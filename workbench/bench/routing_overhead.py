@@ -9,10 +9,11 @@ sequences, so that whatever else the machine does hits all of them:
     all          as the engine runs
     no look-ups  place and sort are worked out for every step
     a lock       every decision of the gate takes a lock that a monitor's thread also takes
+    no async     between ranks: the whole batch is ordered before any row leaves (`grouped`), where
+                 else the second half is ordered while the first is under way (`overlapped`)
 
-Decisions of drafts are made ahead, between steps (`async`): with a draft the step pays the plan
-before it begins, and the row `drafts decided in the step` shows what it is. Between ranks,
-`overlapped` orders the second half of the batch while the first half's rows are under way.
+In one process nothing is under way while something is decided; there formats and drafts are decided
+in line, beforehand, from what earlier layers and steps showed, and their time is in the sum.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from engine.errors import RequestError
 from engine.events import LEVELS
 from engine.routing.balance import replicated
 from engine.routing.cache import MAX_ROWS
+from engine.routing.precision import FILE
 from engine.runtime.deciding import overhead_state
 from workbench.bench.decode import prompts_of
 from workbench.bench.machine import report, torch_threads
@@ -41,6 +43,7 @@ AIM_BATCH, AIM_SHARE = 32, 0.05
 DEVICES = 4
 """Logical devices of the setting with replicas; each has room for one copy more."""
 WAYS = ("all", "no look-ups", "a lock")
+RANKS, WAYS_OF_RANKS = 2, ("all", "no async")
 HELD_S, PAUSE_S = 50e-6, 500e-6
 """How long the monitor's thread holds the lock, and how long it rests."""
 FORMULA = (
@@ -83,6 +86,7 @@ def run(
     threads: int | None = 1,
     large: bool = True,
     draft: Path | None = None,
+    ranks: bool = True,
 ) -> dict[str, Any]:
     """Measure one row per setting, batch and way.
 
@@ -94,6 +98,7 @@ def run(
         threads: of one product; None leaves torch's setting.
         large: whether a random model of a large shape runs too.
         draft: folder of a draft model; its decisions are measured too.
+        ranks: whether two processes run too.
 
     Raises:
         RequestError: a number is below 1.
@@ -107,14 +112,24 @@ def run(
                 if config.num_devices > 1:
                     replicate(engine)
                 rows += _measure(engine, setting, WAYS, batches, steps, rounds)
+        few, most = max(2, steps // 2), max(batches)
+        if (model / FILE).is_file():
+            config = EngineConfig(model=model, precision="auto", max_running=most)
+            with closing(Engine(config)) as engine:
+                rows += _measure(engine, "formats by unit", WAYS[:1], batches, few, rounds)
         if draft is not None:
-            rows += _with_draft(model, draft, batches, steps, rounds)
+            config = EngineConfig(model=model, draft=draft, max_running=most)
+            with closing(Engine(config)) as engine:
+                rows += _measure(engine, "with a draft", WAYS[:1], batches, few, rounds)
+        if ranks:
+            rows += _on_ranks(model, batches, few, rounds)
         if large:
             rows += _large(model, batches, steps, rounds)
     words = f"--batches {','.join(map(str, batches))} --steps {steps} --rounds {rounds}"
     words += f" --threads {threads}" if threads else ""
     words += "" if large else " --no-large"
     words += "" if draft is not None else " --no-draft"
+    words += "" if ranks else " --no-ranks"
     command = f"workbench bench routing-overhead --model {model.name} {words} --json"
     return report(rows, command) | {"aim": _aim(rows), "notes": NOTES}
 
@@ -147,13 +162,19 @@ def replicate(engine: Engine) -> None:
     engine.control.publish_table(replicated(load_LE, table.num_devices, version=table.version + 1))
 
 
-def _with_draft(
-    model: Path, draft: Path, batches: tuple[int, ...], steps: int, rounds: int
+def _on_ranks(
+    model: Path, batches: tuple[int, ...], steps: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Measure with a draft: what to propose is planned ahead of the step, and paid for here."""
-    config = EngineConfig(model=model, draft=draft, max_running=max(batches))
+    """Measure processes that exchange rows; the times are the mean of the ranks'."""
+    config = EngineConfig(
+        model=model,
+        num_ranks=RANKS,
+        exchange="overlapped",
+        small_batch_rows=0,
+        max_running=max(batches),
+    )
     with closing(Engine(config)) as engine:
-        return _measure(engine, "with a draft", WAYS[:1], batches, steps, rounds)
+        return _measure(engine, f"{RANKS} ranks", WAYS_OF_RANKS, batches, steps, min(2, rounds))
 
 
 def _large(model: Path, batches: tuple[int, ...], steps: int, rounds: int) -> list[dict[str, Any]]:
@@ -181,7 +202,7 @@ def _measure(
     for batch in batches:
         taken: dict[str, list[Sums]] = {way: [] for way in ways}
         for number in range(rounds + 1):
-            sums = _round(engine, ways, batch, steps)
+            sums = _round(engine, ways, batch, steps, first=number * batch)
             if number:  # the first round warms up
                 for way in ways:
                     taken[way].append(sums[way])
@@ -210,10 +231,16 @@ def _row(rounds: list[Sums]) -> dict[str, Any]:
     }
 
 
-def _round(engine: Engine, ways: tuple[str, ...], batch: int, steps: int) -> dict[str, Sums]:
-    """Decode `steps` steps of each way, in turns; returns what each took."""
+def _round(
+    engine: Engine, ways: tuple[str, ...], batch: int, steps: int, *, first: int
+) -> dict[str, Sums]:
+    """Decode `steps` steps of each way, in turns; returns what each took.
+
+    Each round continues other texts, or look-ups would find what the last round left.
+    """
     params = SamplingParams(max_tokens=len(ways) * steps + 4, ignore_eos=True)
-    requests = [engine.add(prompt, params) for prompt in prompts_of(engine, batch)]
+    prompts = prompts_of(engine, first + batch)[first:]
+    requests = [engine.add(prompt, params) for prompt in prompts]
     engine.step()
     while engine.stats().num_waiting:
         engine.step()
@@ -239,6 +266,8 @@ def _switched(engine: Engine, way: str, lock: _Monitor) -> Iterator[None]:
     """Run one step the given way."""
     if way == "no look-ups":
         engine.look_up(0)
+    elif way == "no async":
+        engine.control.set_exchange("grouped")
     elif way == "a lock":
         engine.control.inject("gate.lock", lock.taken, lease_s=60.0)
         lock.wanted.set()
@@ -247,6 +276,8 @@ def _switched(engine: Engine, way: str, lock: _Monitor) -> Iterator[None]:
     finally:
         if way == "no look-ups":
             engine.look_up(MAX_ROWS)
+        elif way == "no async":
+            engine.control.set_exchange("overlapped")
         elif way == "a lock":
             lock.wanted.clear()
             engine.control.clear("gate.lock")

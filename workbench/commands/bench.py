@@ -249,6 +249,7 @@ def routing_overhead(
     threads: ThreadsOption = 1,
     large: Annotated[bool, typer.Option(help="Also a random model of a large shape.")] = True,
     draft: Annotated[bool, typer.Option(help="Also with the bundled draft model.")] = True,
+    ranks: Annotated[bool, typer.Option(help="Also on two processes.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """The share of a step spent deciding, by batch, with each way to save it switched off."""
@@ -262,6 +263,7 @@ def routing_overhead(
         threads=threads,
         large=large,
         draft=paths.model_folder(DRAFT_MODEL) if draft else None,
+        ranks=ranks,
     )
     _print(result, as_json)
 
