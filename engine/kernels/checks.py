@@ -175,6 +175,10 @@ def experts(gate_up: Tensor, down: Tensor, *, dtypes: tuple[torch.dtype, ...] = 
     num_experts, double, width = gate_up.shape
     if double % 2:
         raise KernelError(f"gate_up is {describe(gate_up)} but its second axis, 2F, must be even.")
+    if not width or not double:
+        raise KernelError(
+            f"gate_up is {describe(gate_up)} but its last two axes, 2F and D, must be above 0."
+        )
     because = f"gate_up {describe(gate_up)}"
     shape("down", down, (num_experts, width, double // 2), because)
     if down.dtype != gate_up.dtype:

@@ -271,6 +271,8 @@ def test_stacks_that_do_not_fit_are_refused_before_any_kernel_sees_them(way):
     for wrong, said in (
         ((gate_up, down[..., 1:]), r"^down is \(5, 64, 47\) float32 but must be \(5, 64, 48\)"),
         ((gate_up[:, 1:], down), r"^gate_up is \(5, 95, 64\) .* 2F, must be even"),
+        ((gate_up[..., :0], down[:, :0]), r"^gate_up is \(5, 96, 0\) .* 2F and D, must be above 0"),
+        ((gate_up[:, :0], down[..., :0]), r"^gate_up is \(5, 0, 64\) .* 2F and D, must be above 0"),
         ((gate_up, down.bfloat16()), r"^down is .* bfloat16 but must have the format of gate_up"),
         ((gate_up.long(), down.long()), r"^gate_up is .* int64 but must be one of float32"),
         ((gate_up.double(), down.double()), r"^gate_up is .* float64 but must be one of float32"),
