@@ -46,7 +46,7 @@ FADE = 0.92
 """What a step leaves of the gains and costs of those before it."""
 TRIAL_STEPS = 12
 """Steps of a sequence after which drafting must have paid."""
-FIRST_GAP, LONGEST_GAP = 96, 1536
+FIRST_GAP, LONGEST_GAP = 48, 384
 """Tokens until a sequence that did not gain is looked at again; each failure doubles it."""
 LOOKED_AT = 20
 """Tokens that are compared then."""
@@ -152,7 +152,7 @@ class Speculation:
     def new_track(self) -> Track:
         """Return what is known of a new sequence: nothing, but how others fared."""
         if self.adaptive and self._luck < DISCOURAGED:
-            return Track(on=False, look_at=LOOKED_AT)
+            return Track(on=False, look_at=LOOKED_AT, gap=FIRST_GAP // 2)
         return Track()
 
     def wants(self, num_sequences: int) -> bool:

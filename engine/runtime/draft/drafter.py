@@ -47,6 +47,8 @@ MOST_ROWS = 512
 PRICED_EVERY = 16
 """Of the steps with which the draft has nothing to do, one in so many is timed."""
 WARM_UP_PASSES = 9
+MOST_EXTRA = 2.0
+"""A step that took more plain steps' time beyond one was interrupted, and counts as so many."""
 READ_BEFORE = 12
 """Tokens that it reads before those it is compared on."""
 
@@ -67,7 +69,7 @@ class Drafter:
         """Let `network` propose; `by_chance` draws proposals, to be accepted by rejection."""
         self.network, self.policy = network, policy
         self._scheduler, self._cache, self._faults = scheduler, cache, faults
-        self._began_s = self._thought_s = 0.0
+        self._began_s = self._thought_s = self._learning_s = 0.0
         self._priced = False
         self._idle_steps = 0
         self._by_chance = by_chance
@@ -110,28 +112,42 @@ class Drafter:
             if self.policy.wants(len(places)):
                 self._lengthen(schedule, places, clock)
             self._began_s = time.thread_time()
-            self._thought_s = self._began_s - began_s
+            self._thought_s = self._began_s - began_s + self._learning_s
+            self._learning_s = 0.0
         clock.mark("plan")
 
     def learn(self, result: StepResult) -> None:
         """Take in what the step made of the proposals."""
-        policy, row_s, base = self.policy, 0.0, len(result.chunks)
+        policy, now_s = self.policy, time.thread_time()
         policy.total.steps += len(result.sampled)
-        if self._priced:
-            rows = sum(chunk.num_tokens for chunk in result.chunks)
-            policy.costs.took_step(rows, time.thread_time() - self._began_s)
-            if rows > base:
-                row_s = (policy.costs.step_s(rows) - policy.costs.step_s(base)) / (rows - base)
-        elif policy.adaptive:
+        if policy.adaptive and not self._priced:
             return
-        thinkers = sum(chunk.proposal is not None for chunk, _, _ in result.sampled)
+        base, thinkers = len(result.chunks), 0
+        for chunk, _, _ in result.sampled:
+            thinkers += chunk.proposal is not None
+        spent_s = self._price(result.chunks, now_s - self._began_s, thinkers) if self._priced else 0
         for chunk, _, _ in result.sampled:
             sequence, proposal = chunk.sequence, chunk.proposal
             if proposal is not None:
-                spent_s = self._thought_s / thinkers + proposal.num_drafts * row_s
-                self._judge(chunk, proposal, spent_s, base)
+                self._judge(chunk, proposal, spent_s / thinkers, base)
             elif self._priced and _state(sequence).track.on:
                 policy.weigh(_state(sequence).track, 0, 0.0, base, sequence.num_output)
+        self._learning_s = time.thread_time() - now_s
+
+    def _price(self, chunks: SequenceOf[Chunk], step_s: float, thinkers: int) -> float:
+        """Keep a step's time; return what drafting cost in it, all in all.
+
+        A step after the draft's passes is dearer than a plain one even without proposals: the
+        draft's weights have driven the target's out of the processor's memory.
+        """
+        costs, base = self.policy.costs, len(chunks)
+        rows = sum(chunk.num_tokens for chunk in chunks)
+        if rows > base or not thinkers:
+            costs.took_step(rows, step_s)
+        if not thinkers:
+            return 0.0
+        plain_s = costs.step_s(base)
+        return self._thought_s + min(step_s - plain_s, MOST_EXTRA * plain_s)
 
     def _concerns(self, chunks: SequenceOf[Chunk], places: SequenceOf[int]) -> bool:
         """Say whether a step has anything to do with the draft, and set whether it is priced.
