@@ -24,7 +24,12 @@ from engine.routing.precision import (
 )
 from engine.routing.precision.features import margins_of, ranges_of
 from engine.routing.precision.predictor import Predictor
-from engine.routing.precision.units import expert_units, sequence_units, vote
+from engine.routing.precision.units import (
+    expert_sizes,
+    sequence_units,
+    vote,
+    vote_in_order,
+)
 
 SHA = "a" * 64
 
@@ -101,12 +106,22 @@ def test_units_are_cut_as_the_docstrings_say():
     requests, positions = np.array([7, 7, 7, 9]), np.array([2, 3, 4, 0])
     unit_T, number = sequence_units(requests, positions, 4)
     assert (unit_T.tolist(), number) == ([0, 0, 1, 2], 3)
-    unit_R, number = expert_units([5, 0, 2], 4)
-    assert (unit_R.tolist(), number) == ([0, 0, 0, 0, 1, 2, 2], 3)
-    formats, _ = vote(np.array([0, 0, 0, 1, 1]), 2, np.array([1, 1, 0, 1, 0], bool))
-    assert formats.tolist() == [INT8, NATIVE], "half is not most"
-    for cut in (sequence_units(requests[:0], positions[:0], 4), expert_units([0, 0], 4)):
-        assert len(cut[0]) == cut[1] == 0
+    assert expert_sizes([5, 0, 2], 4) == [4, 1, 2] and expert_sizes([0, 0], 4) == []
+    suits = np.array([1, 1, 0, 1, 0], bool)
+    assert vote(np.array([0, 0, 0, 1, 1]), 2, suits).tolist() == [INT8, NATIVE], "half is not most"
+    assert vote_in_order([3, 2], suits).tolist() == [INT8, NATIVE]
+    assert not len(vote_in_order([], suits[:0]))
+    none, number = sequence_units(requests[:0], positions[:0], 4)
+    assert len(none) == number == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 16, 300])
+def test_both_ways_to_vote_agree(size):
+    rng = np.random.default_rng(size)
+    counts = [7, 0, 16, 1, 200, 33]
+    sizes, suits = expert_sizes(counts, size), rng.random(sum(counts)) < 0.5
+    units = np.arange(len(sizes)).repeat(sizes)
+    assert vote_in_order(sizes, suits).tolist() == vote(units, len(sizes), suits).tolist()
 
 
 @pytest.mark.parametrize("size", [1, 8, 16])
@@ -197,7 +212,8 @@ def test_a_unit_predicted_wrong_is_run_again_and_nothing_else(unit):
 def test_a_sampled_row_that_is_too_far_off_fails_its_unit_alone():
     layer = Layer()
     layer.off_R += 0.01
-    units_R, _ = expert_units(layer.counts, 4)
+    sizes = expert_sizes(layer.counts, 4)
+    units_R = np.arange(len(sizes)).repeat(sizes)
     first = int((units_R == 2).argmax())
     layer.off_R[first] = 0.5
     limits = LayerThresholds(check=Check(max_error=0.1))

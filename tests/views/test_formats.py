@@ -59,4 +59,5 @@ def test_the_figure_stacks_to_all_rows_and_names_the_worst_layer():
 
 
 def test_formats_that_were_not_routed_give_no_lines():
-    assert views.unit_formats(from_steps([step(start(), 0, ROWS)])).empty
+    begin = start(layers=(1, 3))
+    assert views.unit_formats(from_steps([step(begin, 0, ROWS)], begin=begin)).empty

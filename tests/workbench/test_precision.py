@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.commands.precision import _show_worth
 from workbench.precision import calibrate, engines, texts
 from workbench.precision.probe import run
-from workbench.precision.speed import SIZES, run_by_run, runs_of, verdict
+from workbench.precision.speed import SIZES, WAYS, run_by_run, runs_of, verdict
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_feature_is_a_limit_only_where_it_tells_the_hurt_from_the_rest():
 
 
 @pytest.mark.timeout(240)
-def test_calibrate_and_report_from_the_command_line(workbench, tmp_path):
+def test_calibrate_and_report_from_the_command_line(workbench, tmp_path, capfd):
     file = tmp_path / "precision.json"
     small = ("--windows", "1", "--length", "32", "--threads", "1", "--json")
     made = workbench("precision", "calibrate", "--out", file, "--unit-rows", "8", *small).json
@@ -83,8 +84,9 @@ def test_calibrate_and_report_from_the_command_line(workbench, tmp_path):
     assert quality["units"]["rows"] == 8 * 32 * 4 * 2
     for perplexity in quality["perplexity_by_domain"].values():
         assert perplexity["mixed"] == pytest.approx(perplexity["full"], rel=0.1)
-    text = workbench("precision", "report", "--thresholds", file, "--rounds", "0", *small[:-1])
-    assert text.code == 0 and "of units in INT8" in text.out
+    _show_worth(told)
+    text = capfd.readouterr().out
+    assert f"{quality['int8_share_of_units']:.1%} of units in INT8" in text
     report = workbench(
         *("generate", "12 * 7 = ", "--precision", "auto", "--thresholds", file),
         *("--max-tokens", "4", "--json"),
@@ -122,13 +124,13 @@ def test_runs_and_the_verdict_are_told_from_their_numbers():
 
     def shape(times):
         rows = [
-            {"unit_rows": size, "gathered_us": us, "run_by_run_us": us}
+            {"unit_rows": size} | {way: us for way, _ in WAYS}
             for size, us in zip(SIZES, times, strict=True)
         ]
         return [{"name": "a shape", "by_size": rows}]
 
-    assert "are not beaten" in verdict(shape([900, 300, 200, 100, 120]))
-    assert "make no difference" in verdict(shape([101, 101, 101, 100, 100]))
+    assert "lead by 20%, one row at a time 9.00" in verdict(shape([900, 300, 200, 100, 120]))
+    assert "equal 32" in verdict(shape([101, 101, 101, 100, 100]))
     assert "lose to 32 by 100%" in verdict(shape([900, 800, 400, 200, 100]))
 
 

@@ -192,7 +192,10 @@ def _show_worth(result: dict[str, Any]) -> None:
     for shape in result["experts"]:
         print(f"\n{shape['name']}, {shape['rows']} rows: full {shape['full_us']:.0f} us, all in "
               f"INT8 {shape['int8_us']:.0f} us")  # fmt: skip
-        table = _table("unit rows", "INT8 rows", "switches", "gathered us", "run by run us")
+        table = _table(
+            *("unit rows", "INT8 rows", "switches", "gathered us", "run by run us"),
+            *("half INT8: gathered", "run by run"),
+        )
         for row in shape["by_size"]:
             table.add_row(
                 str(row["unit_rows"]),
@@ -200,6 +203,8 @@ def _show_worth(result: dict[str, Any]) -> None:
                 str(row["switches"]),
                 f"{row['gathered_us']:.0f}",
                 f"{row['run_by_run_us']:.0f}",
+                f"{row['half_gathered_us']:.0f}",
+                f"{row['half_run_by_run_us']:.0f}",
             )
         _print(table)
     for phase, rows in result["steps"].items():

@@ -2,9 +2,10 @@
 
 The experts alone, in three ways: all rows in one format; mixed as the engine does it, the rows of a
 format gathered; and *run by run*, a new call wherever the format changes, which is what it would be
-to switch kernels for each unit. Then whole steps of the engine, deciding included. The sides of a
-comparison take turns, and each time is the best of all rounds: what others do on the machine only
-adds.
+to switch kernels for each unit. Larger units vote more rows into INT8, so the same is timed with
+every second unit in INT8, which leaves the switching alone. Then whole steps of the engine, deciding
+included. The sides of a comparison take turns, and each time is the best of all rounds: what others
+do on the machine only adds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from engine.kernels.experts import ExpertWeights
 from engine.kernels.permute import permute
 from engine.kernels.quant import INT8, NATIVE
 from engine.routing.precision import Thresholds
-from engine.routing.precision.units import expert_units, vote
+from engine.routing.precision.units import expert_sizes, vote_in_order
 
 Float = npt.NDArray[np.float64]
 SIZES = (1, 4, 8, 16, 32)
@@ -126,28 +127,33 @@ class Listener:
             self.steps.append(event)
 
 
+WAYS = (
+    ("gathered_us", "as voted, gathered"),
+    ("run_by_run_us", "as voted, run by run"),
+    ("half_gathered_us", "every second unit in INT8, gathered"),
+    ("half_run_by_run_us", "every second unit in INT8, run by run"),
+)
+
+
 def verdict(shapes: Sequence[dict[str, Any]]) -> str:
-    """Say with numbers whether units of 8 to 16 rows are best here."""
+    """Say with numbers whether units of 8 to 16 rows are best here, a sentence for each way."""
     sentences = []
-    for shape in shapes:
-        for way, words in (("gathered_us", "gathered"), ("run_by_run_us", "run by run")):
+    for way, words in WAYS:
+        told = []
+        for shape in shapes:
             times = {row["unit_rows"]: row[way] for row in shape["by_size"]}
-            best = min(times, key=lambda size: times[size])
             guide = min(times[size] for size in GUIDE)
-            holds = guide <= times[best] * (1 + NOISE)
-            others = min(times[size] for size in times if size not in GUIDE)
+            outside = min((size for size in times if size not in GUIDE), key=lambda n: times[n])
+            lead = times[outside] / guide - 1
             how = (
-                "are not beaten"
-                if holds and others > guide * (1 + NOISE)
-                else "make no difference"
-                if holds
-                else f"lose to {best} by {guide / times[best] - 1:.0%}"
+                f"lead by {lead:.0%}"
+                if lead > NOISE
+                else f"lose to {outside} by {guide / times[outside] - 1:.0%}"
+                if lead < -NOISE
+                else f"equal {outside}"
             )
-            sentences.append(
-                f"{shape['name']}, {words}: units of 8 to 16 rows {how} "
-                f"({', '.join(f'{size}: {times[size]:.0f}' for size in times)} us; one row at a "
-                f"time costs {times[1] / guide:.2f} times 8 to 16)."
-            )
+            told.append(f"{shape['name']}: {how}, one row at a time {times[1] / guide:.2f} times")
+        sentences.append(f"8 to 16 rows, {words}: {'; '.join(told)}.")
     return " ".join(sentences)
 
 
@@ -175,6 +181,12 @@ def _shape(shape: Shape, suits_T: npt.NDArray[np.bool_], rounds: int) -> dict[st
         )
         runs = runs_of(counts, formats_R.numpy())
         calls[f"run by run {size}"] = lambda runs=runs: run_by_run(rows_RD, runs, weights)
+        half_R = _in_turn(counts, size)
+        calls[f"half gathered {size}"] = lambda f=half_R: mixed_mlp(
+            rows_RD, counts, experts, weights, f
+        )
+        halves = runs_of(counts, half_R.numpy())
+        calls[f"half run by run {size}"] = lambda runs=halves: run_by_run(rows_RD, runs, weights)
     times = _in_turns(calls, rounds)
     return {
         "name": shape.name,
@@ -188,6 +200,8 @@ def _shape(shape: Shape, suits_T: npt.NDArray[np.bool_], rounds: int) -> dict[st
                 "switches": int((formats_R.diff() != 0).sum()),
                 "gathered_us": times[f"gathered {size}"],
                 "run_by_run_us": times[f"run by run {size}"],
+                "half_gathered_us": times[f"half gathered {size}"],
+                "half_run_by_run_us": times[f"half run by run {size}"],
             }
             for size, formats_R in formats.items()
         ],
@@ -195,8 +209,14 @@ def _shape(shape: Shape, suits_T: npt.NDArray[np.bool_], rounds: int) -> dict[st
 
 
 def _formats(counts: list[int], suits_R: npt.NDArray[np.bool_], size: int) -> Tensor:
-    unit_R, num_units = expert_units(counts, size)
-    return torch.from_numpy(vote(unit_R, num_units, suits_R)[0][unit_R])
+    sizes = expert_sizes(counts, size)
+    return torch.from_numpy(vote_in_order(sizes, suits_R).repeat(sizes))
+
+
+def _in_turn(counts: list[int], size: int) -> Tensor:
+    """Return formats that change from unit to unit, so that half of the rows are in INT8."""
+    sizes = expert_sizes(counts, size)
+    return torch.from_numpy((np.arange(len(sizes)) % 2).astype(np.int8).repeat(sizes))
 
 
 Run = tuple[int, int, int, bool]

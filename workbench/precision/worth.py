@@ -10,6 +10,7 @@ import numpy as np
 from engine import Engine
 from engine.routing.precision import Thresholds, classes_of
 from engine.routing.precision.predictor import Predictor
+from workbench.bench.machine import machine
 from workbench.precision import quality, speed, texts
 
 
@@ -44,7 +45,8 @@ def report(
         engine.control.set_precision("auto", thresholds)
         found["suits"] = {"layer": layer, "share_of_tokens": float(suits_T.mean())}
     verdict = speed.verdict(experts) if experts else ""
-    return found | {"experts": experts, "steps": steps, "verdict": verdict}
+    found |= {"experts": experts, "steps": steps, "verdict": verdict}
+    return found | {"machine": machine()}
 
 
 def typical(

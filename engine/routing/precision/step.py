@@ -22,11 +22,11 @@ from engine.routing.precision.thresholds import Precision
 from engine.routing.precision.units import (
     ORDERED,
     WHITELISTED,
-    Int8,
     Units,
-    expert_units,
+    expert_sizes,
     sequence_units,
     vote,
+    vote_in_order,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PrecisionStep:
         positions_T: Int64,
         classes_T: UInt8,
     ) -> None:
-        self._router, self._mode = router, precision.mode
+        self._router, self._num_tokens = router, len(positions_T)
         self._request_ids_T, self._positions_T = request_ids_T, positions_T
         self._sequence_units: tuple[Int64, int] | None = None
         self._predictor: Predictor | None = None
@@ -75,27 +75,19 @@ class PrecisionStep:
         rows, num_rows = row_of_N.cpu().numpy(), sum(counts)
         token_R = self._tokens_of(rows, num_rows)
         if not self._chooses(layer):
-            reason = ORDERED if self._predictor is None else WHITELISTED
+            why = ORDERED if self._predictor is None else WHITELISTED
             chosen = INT8 if self._predictor is None else NATIVE
-            formats_U = np.full(min(num_rows, 1), chosen, np.int8)
-            reasons_U = np.full(len(formats_U), reason, np.uint8)
-            unit_R = np.zeros(num_rows, np.int64)
+            formats_R = np.full(num_rows, chosen, np.int8)
+            units = Units(
+                formats_R[:1], formats_R, token_R, rows, self._num_tokens, formats_R.shape, why=why
+            )
+            if not num_rows:
+                units.sizes_U = ()
         else:
-            unit_R, formats_U, reasons_U = self._voted(layer, counts, token_R)
-        formats_R = formats_U[unit_R]
+            units = self._voted(layer, counts, token_R, rows)
         if (fault := self._router.faults.precision_vote) is not None:
-            formats_R = fault(formats_R)
-        none_rerun_R = np.zeros(num_rows, bool)
-        return Units(
-            unit_R=unit_R,
-            format_U=formats_U,
-            reason_U=reasons_U,
-            format_R=formats_R,
-            rerun_R=none_rerun_R,
-            token_R=token_R,
-            row_of_N=rows,
-            num_tokens=len(self._positions_T),
-        )
+            units.format_R = fault(units.format_R)
+        return units
 
     def check(self, layer: int, units: Units, out_RD: Tensor, x_TD: Tensor, run: Run) -> Bool:
         """Return (U,) which units were predicted wrong.
@@ -126,11 +118,11 @@ class PrecisionStep:
         place.
         """
         if failed_U.any():
-            units.rerun_R = failed_U[units.unit_R]
-            again = np.flatnonzero(units.rerun_R)
+            units.again_R = failed_U[units.unit_R]
+            again = np.flatnonzero(units.again_R)
             index = torch.from_numpy(again).to(out_RD.device)
-            out_RD[index] = run(_only(units.rerun_R, out_RD.device))[index]
-            units.format_R = np.where(units.rerun_R, np.int8(NATIVE), units.format_R)
+            out_RD[index] = run(_only(units.again_R, out_RD.device))[index]
+            units.format_R = np.where(units.again_R, np.int8(NATIVE), units.format_R)
             self.rerun_T += np.bincount(units.token_R[again], minlength=len(self.rerun_T))
         self._done.append((layer, units, failed_U))
         return out_RD
@@ -151,24 +143,27 @@ class PrecisionStep:
         """What became of the units of each layer that is done."""
         return tuple(_event(*done) for done in self._done)
 
-    def _voted(
-        self, layer: int, counts: Sequence[int], token_R: Int64
-    ) -> tuple[Int64, Int8, UInt8]:
-        """Return the unit of each row, and each unit's format and reason."""
+    def _voted(self, layer: int, counts: Sequence[int], token_R: Int64, rows: Int64) -> Units:
+        """Let the members of each unit vote."""
         assert self._predictor is not None
         suits_T = self._suits_T
         if (fault := self._router.faults.precision_predict) is not None:
             suits_T = fault(suits_T)
         limits = self._predictor.thresholds
         if limits.unit == "expert":
-            unit_R, num_units = expert_units(counts, limits.unit_rows)
-            return unit_R, *vote(unit_R, num_units, suits_T[token_R])
+            sizes_U = expert_sizes(counts, limits.unit_rows)
+            formats_U = vote_in_order(sizes_U, suits_T[token_R])
+            formats_R = formats_U.repeat(sizes_U)
+            return Units(formats_U, formats_R, token_R, rows, self._num_tokens, sizes_U)
         if self._sequence_units is None:
             self._sequence_units = sequence_units(
                 self._request_ids_T, self._positions_T, limits.unit_rows
             )
         unit_T, num_units = self._sequence_units
-        return unit_T[token_R], *vote(unit_T, num_units, suits_T)
+        unit_R, formats_U = unit_T[token_R], vote(unit_T, num_units, suits_T)
+        return Units(
+            formats_U, formats_U[unit_R], token_R, rows, self._num_tokens, own_unit_R=unit_R
+        )
 
     def _chooses(self, layer: int) -> bool:
         """Return whether the layer's formats are voted on, and hence checked."""
@@ -198,7 +193,7 @@ class PrecisionStep:
         rows = [row for row in rows if units.format_R[row] == INT8]
         if not rows:
             return
-        wanted_R = np.zeros(len(units.unit_R), bool)
+        wanted_R = np.zeros(len(units.format_R), bool)
         wanted_R[rows] = True
         exact_SD = run(_only(wanted_R, out_RD.device))[rows].float()
         errors_S = (out_RD[rows].float() - exact_SD).norm(dim=1) / exact_SD.norm(dim=1).clamp_min(
@@ -213,8 +208,8 @@ class PrecisionStep:
     def _tokens_of(self, row_of_N: Int64, num_rows: int) -> Int64:
         """Return each row's token; ``[1, 0, 2, 3]`` of 2 tokens (R = 3) gives ``[0, 0, 1]``."""
         if self._token_N is None or len(self._token_N) != len(row_of_N):
-            top_k = len(row_of_N) // max(1, len(self._positions_T))
-            self._token_N = np.arange(len(self._positions_T)).repeat(top_k)
+            top_k = len(row_of_N) // max(1, self._num_tokens)
+            self._token_N = np.arange(self._num_tokens).repeat(top_k)
         token_R = np.empty(num_rows + 1, np.int64)
         token_R[row_of_N] = self._token_N
         return token_R[:num_rows]
@@ -227,7 +222,7 @@ def _event(layer: int, units: Units, failed_U: Bool) -> UnitEvent:
         units=units.num_units,
         int8_units=int((units.format_U == INT8).sum()),
         failed_units=int(failed_U.sum()),
-        rows=len(units.unit_R),
+        rows=len(units.format_R),
         int8_rows=int((units.format_R == INT8).sum()),
         rerun_rows=int(units.rerun_R.sum()),
         sampled_rows=units.num_sampled,
