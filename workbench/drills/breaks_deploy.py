@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from engine.errors import ConfigError
 from workbench.drills.deployment import PROCESS, WEIGHTS, rename
@@ -15,6 +19,10 @@ from workbench.drills.screens import Screens
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from workbench.trace.schema import Array
+
+THRESHOLDS = "precision.json"
 
 
 @action
@@ -40,6 +48,39 @@ def write_model(target: Target, key: str, value: Any) -> None:
     """Deliver a model whose config.json says something else, and start the engine with it."""
     target.deployment.write_model(key, value)
     target.deployment.restart()
+
+
+@action
+def write_precision(
+    target: Target, unit_rows: int | None = None, range_by: float | None = None
+) -> None:
+    """Deliver thresholds for number formats that do not fit, and start the engine with them.
+
+    Args:
+        target: its engine chooses formats.
+        unit_rows: rows that share a format.
+        range_by: factor on the largest magnitude that each layer's check allows.
+    """
+    path = target.deployment.folder / THRESHOLDS
+    content = json.loads(path.read_text("utf-8"))
+    if unit_rows is not None:
+        content["unit_rows"] = unit_rows
+    for layer in content["layers"] if range_by is not None else ():
+        layer["check"]["max_range"] *= range_by
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    target.deployment.restart()
+
+
+@action
+def rerun_whole_batch(target: Target, every: int) -> None:
+    """Let one wrong prediction, in every so many layers, cost the whole batch and not its unit."""
+    calls = itertools.count(1)
+
+    def fault(failed_U: Array) -> Array:
+        wrong = failed_U.any() or next(calls) % every == 0
+        return np.full_like(failed_U, wrong)
+
+    target.inject("precision.check", fault)
 
 
 @action

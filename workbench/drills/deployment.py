@@ -126,7 +126,7 @@ class Deployment:
         began = time.perf_counter()
         if instance:
             self._close(self.others[instance - 1])
-            self.other_options[instance - 1] = options
+            self.others[instance - 1], self.other_options[instance - 1] = None, options
         else:
             self._close(self.engine)
             self.engine, self.options = None, options
@@ -266,11 +266,13 @@ class Deployment:
         self.note_in_manifest(path.name)
 
     def note_in_manifest(self, name: str) -> None:
-        """Let the manifest list one file as it is."""
+        """Let the manifest list one file as it is, if it lists it at all."""
         from engine.checkpoint.manifest import NAME
 
         file, path = self.folder / name, self.folder / NAME
         content = json.loads(path.read_text("utf-8"))
+        if name not in content["files"]:
+            return
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         content["files"][name] = {"bytes": file.stat().st_size, "sha256": digest}
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")

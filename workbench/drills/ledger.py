@@ -20,7 +20,8 @@ class Ledger:
         """Begin anew."""
         self._finished = self._lost = self._tokens = 0
         self._rerun: dict[str, int] = {}
-        self._longest_s, self._last_s = 0.0, time.monotonic()
+        self._longest_s = 0.0
+        self._since_s = self._last_s = time.monotonic()
 
     def take(self, outputs: Sequence[RequestOutput]) -> None:
         """Count what one step brought."""
@@ -45,6 +46,7 @@ class Ledger:
             "finished": self._finished,
             "lost": self._lost,
             "tokens": self._tokens,
+            "tokens_a_second": self._tokens / max(1e-9, time.monotonic() - self._since_s),
             "longest_pause_s": round(self._longest_s, 3),
             "rerun_rows": dict(self._rerun),
         }

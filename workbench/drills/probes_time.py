@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.events import ROUTING_STAGES, STAGES
+from engine.events import ROUTING_STAGES, STAGES, UnitEvent
 from workbench.drills.readings import ROWS, Readings, Unreadable, enough, probe
 from workbench.trace.schema import Array
 from workbench.trace.trace import Trace
@@ -70,6 +70,13 @@ def longest_pause(readings: Readings, rows: int = ROWS) -> float:
     return float(readings.ledger["longest_pause_s"])
 
 
+@probe("count", "tokens / seconds, since the last change, as the gateway saw it")
+def tokens_a_second(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many tokens all requests together get in a second."""
+    enough(readings, rows)
+    return float(readings.ledger["tokens_a_second"])
+
+
 @probe("ms", "median of the steps' time, over steps without prompts")
 def step_ms(readings: Readings, rows: int = ROWS) -> float:
     """Return how long a step takes that only decodes."""
@@ -123,6 +130,34 @@ def shared_wait(readings: Readings, rows: int = ROWS) -> float:
         _by_rank(trace, "ranks/wait_ms") + _by_rank(trace, "ranks/transfer_ms"), axis=0
     )
     return float(waits_G.min() / max(float(waits_G.max()), 1e-3))
+
+
+@probe("share", "changes of number format from row to row / rows, in the experts' order")
+def format_switches(readings: Readings, rows: int = ROWS) -> float:
+    """Return how often the number format changes from one row of an expert to the next."""
+    units = _units(readings, rows)
+    return sum(unit.switches for unit in units) / max(1, sum(unit.rows for unit in units))
+
+
+@probe("share", "rows run again in full precision / rows")
+def precision_reruns(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of expert rows that ran again because their format was predicted wrong."""
+    units = _units(readings, rows)
+    return sum(unit.rerun_rows for unit in units) / max(1, sum(unit.rows for unit in units))
+
+
+@probe("share", "units that failed their check / units that ran in INT8")
+def failed_units(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of INT8 units that were predicted wrong."""
+    units = _units(readings, rows)
+    voted = sum(unit.int8_units for unit in units)
+    return sum(unit.failed_units for unit in units) / max(1, voted)
+
+
+def _units(readings: Readings, rows: int) -> list[UnitEvent]:
+    """Return what became of the units of every recorded step and layer; [] in one format."""
+    enough(readings, rows)
+    return [unit for step in readings.units for unit in step]
 
 
 def _stage(trace: Trace, stage: str) -> Array:

@@ -192,7 +192,8 @@ def _detail(event: Mapping[str, Any]) -> str:
 
 def _proof(proof: Mapping[str, Any]) -> str:
     lines = "".join(
-        f"<tr class={'good' if part['equal'] else 'bad'}><td>{_text(name)}</td>"
+        f"<tr class={'good' if part['equal'] else 'bad'}><td>{_text(name)}"
+        f"{', without its version' if name == 'table' else ''}</td>"
         f"<td><code>{_text(part['before'])}</code></td>"
         f"<td>{'= equal' if part['equal'] else '≠ differs'}</td>"
         f"<td><code>{_text(part['after'])}</code></td></tr>"

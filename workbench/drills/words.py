@@ -22,6 +22,8 @@ def briefing_text(briefing: Answer) -> str:
         f"{briefing['description']}\n\n"
         f"Signals: {', '.join(briefing['signals'])}\n\n"
         f"{briefing['question']}\n{options}\n\n"
+        "The cause named last counts; naming another before costs nothing. Clues cost no points;\n"
+        "the report says how many were taken.\n\n"
         "workbench drill observe · hint · act … · check · diagnose OPTION · finish"
     )
 
@@ -47,7 +49,7 @@ def _table(table: Answer | None) -> Iterable[str]:
     if table is None:
         return
     for name, one in (("table   ", table), ("planned ", table["planned"])):
-        yield f"{name} version {one['version']}, hash {one['sha256'][:12]}"
+        yield f"{name} version {one['version']}, hash with its version {one['sha256'][:12]}"
 
 
 def _deployment(facts: Answer | None) -> Iterable[str]:
@@ -128,7 +130,7 @@ def proof_text(proof: Answer) -> str:
     word = "restored" if proof["restored"] else "NOT restored: this engine is thrown away"
     lines = (
         f"  {name:<8} before {part['before'][:16]} {'=' if part['equal'] else '≠'} "
-        f"after {part['after'][:16]}"
+        f"after {part['after'][:16]}{'  (without its version)' if name == 'table' else ''}"
         for name, part in proof["hashes"].items()
     )
     return "\n".join((f"The engine is {word}:", *lines))
