@@ -93,7 +93,7 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
     """Return a generation's report in two lines of text."""
     routing = report["routing"]
     lines = [
-        f"{count(report['completion_tokens'], 'token')} in {seconds:.2f} s "
+        f"{count(report['completion_tokens'], 'token')} after the prompt in {seconds:.2f} s "
         f"({report['tokens_per_second']:.1f} tokens/s), ended by {report['finish_reason']}"
     ]
     if draft := report["draft"]:

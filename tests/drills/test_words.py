@@ -108,5 +108,6 @@ def test_an_observation_shows_load_by_device_and_expert_and_both_hashes():
     text = observation_text(seen)
     assert "(1,234 token rows since the last change)" in text
     assert "  layer 1:     9     10" in text and "  layer 0:     1      2      3" in text
-    assert f"version 3, hash {'d' * 12}\n" in text and f"version 2, hash {'e' * 12}\n" in text
+    assert f"version 3, hash with its version {'d' * 12}\n" in text
+    assert f"version 2, hash with its version {'e' * 12}\n" in text
     assert text.endswith("policy   {'banned': [(0, 1)]}")

@@ -286,3 +286,13 @@ def test_a_layer_out_of_range_is_refused(workbench, layer):
 )
 def test_other_bad_usage_is_one_sentence(workbench, words, hint):
     workbench("explain", *words).assert_refused(2, hint)
+
+
+def test_a_wrong_token_or_layer_is_refused_before_the_model_is_read(workbench, monkeypatch):
+    def opened(**options):
+        raise AssertionError("the engine was opened")
+
+    monkeypatch.setattr("workbench.commands.explain.open_engine", opened)
+    for token, layer, hint in ((99, 0, "token (99)"), (0, 9, "layer (9)")):
+        words = ("--token", str(token), "--layer", str(layer))
+        workbench("explain", PROMPT, *words).assert_refused(2, hint)

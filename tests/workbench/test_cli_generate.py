@@ -83,7 +83,7 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(workbench):
     said = workbench("generate", PROMPT, "--max-tokens", "6")
     report = workbench("generate", PROMPT, "--max-tokens", "6", "--json").json
     assert said.code == 0 and said.out == report["text"] + "\n"
-    assert "6 tokens" in said.err and "balance" in said.err
+    assert "6 tokens after the prompt in" in said.err and "balance" in said.err
 
 
 def test_the_prompt_may_come_from_stdin_or_a_file(workbench, tmp_path):

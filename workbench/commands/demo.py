@@ -104,6 +104,7 @@ def present(
     from workbench.lifecycle import Ended, ending_signals
 
     playlist = demos.find(demo)
+    say("starting an engine and its page; the addresses come in a moment")
     try:
         with ending_signals():
             run(

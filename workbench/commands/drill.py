@@ -303,12 +303,13 @@ def _run(
 ) -> dict[str, Any]:
     """Hold the drill's process until it ends or a signal asks; return its result."""
     from engine.errors import MachineError
-    from workbench.drills import start
+    from workbench.drills import find, start
     from workbench.drills.client import own_name
     from workbench.drills.store import Store
     from workbench.drills.words import briefing_text
     from workbench.lifecycle import Ended, ending_signals
 
+    find(drill)  # an unknown one is refused before anything starts
     store = Store.at(state)
     with ending_signals():
         try:

@@ -105,23 +105,13 @@ def decide(
     Raises:
         RequestError: the prompt has no such token, or the model no such MoE layer.
     """
-    from engine.errors import RequestError
     from workbench.policy import Policy
     from workbench.trace import Recorder
     from workbench.whatif import what_if
 
     recorder, compared = Recorder(), None
+    token_ids = _token_ids(engine_options["model"], prompt, token, layer)
     with closing(open_engine(sink=recorder, **engine_options)) as engine:
-        token_ids = engine.tokenizer.encode(prompt)
-        if not 0 <= token < len(token_ids):
-            raise RequestError(
-                f"token ({token}) must lie between 0 and {len(token_ids) - 1}: "
-                f"the prompt has {len(token_ids)} tokens."
-            )
-        moe_layers = recorder.trace().start.moe_layers
-        if layer not in moe_layers:
-            there = f"{moe_layers[0]} to {moe_layers[-1]}" if moe_layers else "none, it is dense"
-            raise RequestError(f"layer ({layer}) must be a MoE layer; this model has {there}.")
         found = [_run(engine, recorder, token_ids, token, layer)]
         if policy != Policy():
             compared = what_if(engine, token_ids, token, policy)
@@ -129,6 +119,31 @@ def decide(
             found.append(_run(engine, recorder, token_ids, token, layer))
         token_text = engine.tokenizer.token(token_ids[token])
     return found, token_text, compared
+
+
+def _token_ids(model: str, prompt: str, token: int, layer: int) -> list[int]:
+    """Return the prompt's tokens; refuse what the model's folder alone shows to be wrong.
+
+    Raises:
+        RequestError: the prompt has no such token, or the model no such MoE layer.
+        CheckpointError: the folder is missing or damaged.
+    """
+    from engine.checkpoint.load import read_config
+    from engine.errors import RequestError
+    from engine.model.tokenizer import Tokenizer
+
+    folder = paths.model_folder(model)
+    moe_layers = read_config(folder).moe_layers
+    if layer not in moe_layers:
+        there = f"{moe_layers[0]} to {moe_layers[-1]}" if moe_layers else "none, it is dense"
+        raise RequestError(f"layer ({layer}) must be a MoE layer; this model has {there}.")
+    token_ids = Tokenizer(folder).encode(prompt)
+    if not 0 <= token < len(token_ids):
+        raise RequestError(
+            f"token ({token}) must lie between 0 and {len(token_ids) - 1}: "
+            f"the prompt has {len(token_ids)} tokens."
+        )
+    return token_ids
 
 
 def _run(
@@ -162,8 +177,6 @@ def _show(result: dict[str, Any]) -> None:
     for name in ("", "expert", "logit", "added", "score", "weight"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_column("")
-    table.add_column("physical", justify="right")
-    table.add_column("placed as", overflow="fold")
     order = sorted(range(len(result["scores"])), key=lambda e: -float(result["scores"][e]))
     for expert in [*chosen, *(e for e in order if e not in chosen)]:
         is_next = expert == result["runner_up"]
@@ -177,8 +190,6 @@ def _show(result: dict[str, Any]) -> None:
             f"{float(result['scores'][expert]):.4f}",
             f"{weight[expert]:.4f}" if expert in weight else "",
             Text("█" * round(BAR_CELLS * weight.get(expert, 0.0))),
-            str(where[expert]["physical"]) if expert in where else "",
-            where[expert]["reason"] if expert in where else "",
             style="bold" if expert in chosen else None if is_next else "dim",
         )
     console = Console(highlight=False)
@@ -186,6 +197,10 @@ def _show(result: dict[str, Any]) -> None:
     how = f"{result['format']}, routing table {result['table_version']}"
     console.print(Text(f"{head}, {how}\n"))
     console.print(table)
+    for expert, place in sorted(where.items(), key=lambda at: chosen.index(at[0])):
+        copy = f"physical {place['physical']}" if place["physical"] >= 0 else "no place"
+        console.print(Text(f"\nExpert {expert} runs as {copy}: {place['reason']}."), end="")
+    console.print()
     if result["runner_up"] >= 0:
         lead = f"the score by which the last chosen expert led expert {result['runner_up']}"
         console.print(Text(f"\nMargin {float(result['margin']):.4f}: {lead}."))

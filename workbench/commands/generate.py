@@ -91,7 +91,10 @@ def generate(
     capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue TEXT with the model and report how its tokens were routed."""
+    """Continue TEXT with the model and report how its tokens were routed.
+
+    Standard output gets only what the model writes after TEXT; the report goes to standard error.
+    """
     from engine import SamplingParams
     from workbench.policy import Policy
     from workbench.prompts import read_prompt
