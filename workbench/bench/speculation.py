@@ -68,7 +68,7 @@ def run(
     dtype: str = "float32",
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Measure one row per domain.
+    """Measure one row per domain, and one of a draft that does not fit, on the last domain.
 
     Args:
         model: folder of the target.
@@ -106,6 +106,7 @@ def run(
             _row(domain, _prompts(plain, domain, prompts), (plain, drafting), tokens, rounds)
             for domain in domains
         ]
+        rows.append(_misfit(domains[-1], (plain, drafting), prompts, tokens, rounds))
         learned = drafting.stats().draft or {}
     options = f"--tokens {tokens} --prompts {prompts} --rounds {rounds}"
     command = f"workbench bench speculation {options} --json"
@@ -139,6 +140,7 @@ def _row(
         figures.add(with_draft.completion.draft)
     ends = [with_draft.completion.draft_switched for _, with_draft in pairs]
     off = [first[0][0] for first in ends if first and not first[0][1]]
+    left = [pair for pair, ended in zip(pairs, ends, strict=True) if len(ended) == 1]
     plain_s, draft_s = (sum(one[side].seconds() for one in pairs) for side in (0, 1))
     total = (tokens - 1) * len(pairs)
     return {
@@ -156,8 +158,26 @@ def _row(
         "steps": figures.steps,
         "switched_off": f"{len(off)} of {len(pairs)}",
         "off_after_tokens": int(statistics.median(off)) if off else None,
+        "ratio_after_50_where_off": _ratio(left, SETTLED, Timed.seconds) if left else None,
         "same_text": f"{sum(_same(a, b) for a, b in pairs)} of {len(pairs)}",
     }
+
+
+def _misfit(
+    domain: str, engines: tuple[Engine, Engine], prompts: int, tokens: int, rounds: int
+) -> dict[str, Any]:
+    """Measure a draft that always loses: it thinks of the neighbours of the tokens it means."""
+    plain, drafting = engines
+    drafting.control.inject("draft.propose", _shifted, lease_s=3600)
+    try:
+        row = _row(domain, _prompts(plain, domain, prompts), engines, tokens, rounds)
+    finally:
+        drafting.control.clear("draft.propose")
+    return row | {"domain": f"{domain}, a misfit draft"}
+
+
+def _shifted(logits_BV: Any) -> Any:
+    return logits_BV.roll(1, dims=-1)
 
 
 def _same(one: Timed, other: Timed) -> bool:

@@ -194,7 +194,7 @@ def speculation(
     draft: Annotated[str, typer.Option(metavar="DIR", help="The draft.")] = "polyglot-draft",
     domains: Annotated[
         str, typer.Option(metavar="NAME,…", help="Domains of the bundled corpus.")
-    ] = "num,de,en,fr,es,zh,py,math",
+    ] = "num,en,fr,es,zh,py,math,de",
     prompts: Annotated[int, typer.Option(help="Prompts of each domain.")] = 3,
     tokens: TokensOption = 128,
     rounds: RoundsOption = 3,
