@@ -161,6 +161,25 @@ def test_a_lock_in_the_decision_path_shows_in_the_fine_figures_alone(make_engine
     assert rest < 0.5 * spent["expert"]
 
 
+def test_a_step_waits_for_no_lock_that_operators_hold(make_engine):
+    engine = make_engine()
+    held, over = threading.Event(), threading.Event()
+
+    def operate():
+        with engine.control._lock:
+            held.set()
+            over.wait(30)
+
+    operator = threading.Thread(target=operate, daemon=True)
+    operator.start()
+    held.wait(30)
+    began = time.monotonic()
+    assert engine.generate(["Der"], SamplingParams(max_tokens=2))
+    assert operator.is_alive() and time.monotonic() - began < 20
+    over.set()
+    operator.join()
+
+
 def test_a_fixed_delay_at_the_lock_is_counted_as_selecting(make_engine):
     listener = Listener()
     engine = make_engine(listener)

@@ -11,7 +11,9 @@ from engine import SamplingParams
 from engine.config import ModelConfig
 from engine.errors import RequestError
 from engine.events import StartEvent, StepEvent
-from tests.runtime.conftest import MODEL, Listener
+from engine.kernels.router import RouterConfig
+from engine.kernels.topk import route
+from tests.runtime.conftest import DRAFT, MODEL, Listener
 
 
 @pytest.fixture
@@ -66,6 +68,66 @@ def test_a_decision_agrees_with_the_compact_record_of_its_row(recorded):
         assert (decision.topk_weights == step.topk_weights[row, decision.layer]).all()
         assert decision.margin == step.margins[row, decision.layer]
         assert (decision.devices == decision.physical // 2).all()
+
+
+def test_what_else_bore_on_the_choice_makes_up_the_scores(make_engine):
+    listener = Listener()
+    engine = make_engine(listener, num_devices=2)
+    engine.control.set_bias(None, 3, 1.5)
+    engine.control.ban_expert(1, 6)
+    engine.control.set_smoothing(0.8, 3, 0.5)
+    engine.add("Der Server ist nicht", SamplingParams(max_tokens=0), watch=range(5))
+    engine.step()
+    (step,) = listener.of(StepEvent)
+    assert len(step.decisions) == 5 * 4
+    bonuses = set()
+    for d in step.decisions:
+        assert d.bias.tolist() == [0, 0, 0, 1.5, 0, 0, 0, 0]
+        bonuses |= set(np.round(d.smoothing.astype(float), 6).tolist())
+        logits = torch.from_numpy(d.logits + d.bias + d.smoothing)
+        if d.layer == 1:
+            logits[6] = -torch.inf
+        assert d.scores == pytest.approx(torch.softmax(logits, -1).numpy(), abs=1e-6)
+        assert not d.shut.any() and d.capacity == d.unit == -1
+        assert (d.model, d.verdict) == ("target", "")
+        assert {"gate", "select", "place", "sort", "dispatch", "experts"} <= set(d.stage_ms)
+    assert bonuses == {0.0, 0.8, 0.4, 0.2}
+    for stage in ("gate", "select", "place", "sort", "experts", "combine"):
+        layers = {d.layer: d.stage_ms[stage] for d in step.decisions}
+        assert sum(layers.values()) == pytest.approx(step.stage_ms[stage], rel=1e-3), stage
+
+
+def test_the_groups_that_are_shut_are_recorded_as_they_were_compared():
+    router = RouterConfig.deepseek_v3(2, num_groups=4, keep=1)
+    logits = torch.tensor([[0, 0, 2.2, 1.4, 0, 0, 0, 0], [3.0, 2, 0, 0, 0, 0, 0, 0]])
+    chosen = route(logits, router, selection_bias_E=torch.full((8,), -2.0))
+    assert chosen.shut_TE.tolist() == [
+        [True, True, False, False, True, True, True, True],
+        [False, False, True, True, True, True, True, True],
+    ]
+    for row, ids in enumerate(chosen.topk_ids_TK.tolist()):
+        assert not chosen.shut_TE[row][ids].any()
+    assert route(logits, RouterConfig.softmax(2, renormalise=True)).shut_TE is None
+
+
+def test_a_proposed_token_has_its_verdict_and_the_others_none(make_engine):
+    listener = Listener()
+    engine = make_engine(listener, draft=DRAFT, draft_length="fixed", draft_tokens=3)
+    prompt = engine.tokenizer.encode("12 * 7 = ")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    request = engine.add(prompt, params, watch=range(len(prompt) + 20))
+    (done,) = engine.finish([request])
+    verdicts = {"": 0, "accepted": 0, "rejected": 0}
+    for step in listener.of(StepEvent):
+        rejected = {int(p) for p, c in zip(step.positions, step.causes, strict=True) if c == 3}
+        for d in step.decisions:
+            if d.layer == 0:
+                verdicts[d.verdict] += 1
+                assert (d.verdict == "") == (d.model == "target")
+                assert (d.verdict == "rejected") == (d.position in rejected)
+    assert verdicts["accepted"] == done.draft.accepted > 0
+    assert verdicts["rejected"] == done.extra_rows["rejected_draft"] > 0
+    assert verdicts[""] + verdicts["accepted"] == done.rows
 
 
 def test_sources_point_at_lines_that_exist(recorded):
