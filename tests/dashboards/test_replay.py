@@ -18,7 +18,9 @@ from dashboards.pages.now import Now
 from dashboards.pages.step import Step
 from dashboards.replay import ReplaySource
 from engine.errors import ConfigError, RequestError, TraceError
+from engine.runtime.telemetry.wire import MAX_FRAME_BYTES, Kind, Message, Splitter, encode
 from workbench.trace import save
+from workbench.window import pack
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -107,3 +109,12 @@ def test_what_cannot_be_played_is_one_sentence(source, file, tmp_path, capsys):
     assert main(["--address", "127.0.0.1:1"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 4 and "cannot read trace" in err[0] and "--key-file" in err[3]
+
+
+def test_the_recent_past_passes_over_the_wire_with_all_its_arrays(source):
+    source.step(5)
+    packed = pack(source.recorder.trace())
+    arrays = {name: value for name, value in packed.items() if isinstance(value, np.ndarray)}
+    sent = Message(Kind.REPLY, meta={"id": 1}, arrays=arrays)
+    (came,) = Splitter(MAX_FRAME_BYTES).feed(encode(sent))
+    assert set(came.arrays) == set(arrays) and len(arrays) > 50

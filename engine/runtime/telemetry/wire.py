@@ -36,7 +36,7 @@ MAX_HELLO_BYTES = 1 << 10
 DTYPES = ("<i2", "<i4", "<i8", "<f4", "<f8", "|u1")
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<4sHHQdII")
-_MAX_ARRAYS = 64
+_MAX_ARRAYS = 256
 
 Array = npt.NDArray[Any]
 
