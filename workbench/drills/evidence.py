@@ -6,7 +6,7 @@ The session asks for more of it and judges it; nothing here knows what a drill h
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import WorkbenchError
+from engine.events import ControlEvent
 from workbench.drills.deployment import Deployment
 from workbench.drills.jobs import Plan
 from workbench.drills.ledger import Ledger
@@ -38,6 +39,7 @@ CUTS = (0.4, 0.6, 0.8, 1.0)
 SAMPLED_TOKENS = 4
 """Tokens drawn for each question where answers are drawn."""
 IDLE_S = 0.02
+MOST_CHANGES = 8
 _KNOWN = "known"
 GUEST, GUEST_TOKENS = "guest", 8
 
@@ -72,6 +74,7 @@ class Evidence:
         self._prompts = corpus_prompts(seed=seed)
         self._deployment, self._window, self._planned = deployment, window, planned
         self._seed, self._sampled, self._guest = seed, sampled, guest
+        self._past: deque[str] = deque(maxlen=MOST_CHANGES)
         self._guest_id = -1
         self._asked_last: list[int] = []
         self._labels: dict[int, str] = {}
@@ -119,6 +122,11 @@ class Evidence:
         self.refused.add(label)
         if label == GUEST and self._guest_id >= 0 and self._deployment.engine is not None:
             self._deployment.engine.abort(self._guest_id)
+
+    @property
+    def changes(self) -> list[str]:
+        """The newest changes of tables and ranks, in words, oldest first."""
+        return [*self._past, *_changes(self._window.trace().controls)][-MOST_CHANGES:]
 
     def broken(self) -> dict[str, int]:
         """Return by label how many recorded rows have choices that rest on no numbers."""
@@ -168,6 +176,7 @@ class Evidence:
 
     def clear(self) -> None:
         """Begin anew: what was recorded before a change says nothing about it."""
+        self._past.extend(_changes(self._window.trace().controls))
         self._window.clear()
         self.ledger.clear()
 
@@ -282,6 +291,20 @@ def pad_token(engine: Engine) -> int:
     """Return the id that fills gaps in batches of other systems; no text of ours has it."""
     token = engine.model_config.pad_token_id
     return engine.model_config.vocab_size - 1 if token is None else token
+
+
+def _changes(controls: Sequence[ControlEvent]) -> list[str]:
+    """Say what became of tables and ranks."""
+    said = []
+    for event in controls:
+        detail = event.detail
+        if event.action == "publish_table":
+            said.append(f"table version {detail['version']} is in force")
+        elif event.action == "give_up_table":
+            said.append(f"table version {detail['version']} was given up: {detail['why']}")
+        elif event.action == "recover":
+            said.append(f"ranks {detail['members']} joined anew: {detail['reason']}")
+    return said
 
 
 def _canary(engine: Engine | None) -> Any:

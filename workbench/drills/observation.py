@@ -11,11 +11,12 @@ from workbench.drills.readings import Readings
 if TYPE_CHECKING:
     from engine.routing.table import RoutingTable
     from workbench.drills.deployment import Deployment
+    from workbench.drills.evidence import Evidence
 
 POLICY = ("banned", "forced", "bias", "smoothing", "capacity_factor")
 
 
-def seen(deployment: Deployment, readings: Readings, broken: Mapping[str, int]) -> dict[str, Any]:
+def seen(deployment: Deployment, readings: Readings, evidence: Evidence) -> dict[str, Any]:
     """Return what is before an operator now, fit for JSON; no engine, no table."""
     engine, trace = deployment.engine, readings.trace
     control = {} if engine is None else engine.control.state()
@@ -27,7 +28,8 @@ def seen(deployment: Deployment, readings: Readings, broken: Mapping[str, int]) 
         "policy": {name: control.get(name) for name in POLICY},
         "engine": None if engine is None else engine.stats().as_dict(),
         "deployment": dict(readings.facts),
-        "requests": {**readings.ledger, "broken": dict(broken)},
+        "requests": {**readings.ledger, "broken": evidence.broken()},
+        "changes": evidence.changes,
     }
 
 

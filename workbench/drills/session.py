@@ -227,7 +227,7 @@ class Session:
                 judge(probe, readings, self.steady).as_dict() for probe in self.scenario.signals
             ],
             "acts": len(self.acts),
-            **seen(self.deployment, readings, self._evidence.broken()),
+            **seen(self.deployment, readings, self._evidence),
         }
 
     def act(self, name: str, /, **arguments: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def observation_text(seen: Answer) -> str:
             *_table(seen["table"]),
             f"policy   {seen['policy']}",
             *_deployment(seen.get("deployment")),
+            *(f"change   {change}" for change in seen.get("changes", ())),
         )
     )
 
