@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,8 @@ from workbench.lifecycle import Child, own_identity, python_command
 
 READY_S = 60.0
 """How long the dashboard may take to answer."""
+ENDING_S = 0.4
+"""How long a page is given to say that the end has come."""
 _NEEDED = ("panel", "bokeh", "psutil")
 
 
@@ -53,6 +56,12 @@ def dashboard_process(telemetry: Telemetry, port: int) -> Iterator[Child]:
         yield child
     finally:
         child.stop()
+
+
+def tell_end(telemetry: Telemetry) -> None:
+    """Let every page say that the engine is ending, before anything ends."""
+    telemetry.note(ending=True)
+    time.sleep(ENDING_S)
 
 
 def when_it_answers(child: Child, then: Callable[[str], None], page: str = "") -> None:

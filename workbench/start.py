@@ -25,7 +25,12 @@ from engine.events import Tee
 from engine.runtime.telemetry import Message, Telemetry
 from workbench import paths
 from workbench.actions import serve_actions
-from workbench.dashboard import dashboard_process, require_packages, when_it_answers
+from workbench.dashboard import (
+    dashboard_process,
+    require_packages,
+    tell_end,
+    when_it_answers,
+)
 from workbench.desk import Desk
 from workbench.lab import DEFAULT_PORT as DEFAULT_LAB_PORT
 from workbench.lab import READY_S as LAB_READY_S
@@ -104,7 +109,7 @@ def start(
             traffic = Traffic(corpus_prompts(), running)
             serve_actions(desk, engine, traffic, telemetry, window)
             say.news(f"the engine runs, {time.monotonic() - began:.1f} s after the start")
-            stack.callback(telemetry.note, ending=True)  # the first thing said when this ends
+            stack.callback(tell_end, telemetry)  # the first thing that is done when this ends
             _loop(engine, traffic, desk, telemetry, child, beside, say, seconds)
     except Ended as ended:
         with contextlib.suppress(Ended):

@@ -28,7 +28,12 @@ from engine.errors import MachineError, RequestError
 from engine.runtime.telemetry import Telemetry
 from workbench import paths
 from workbench.actions import MAX_TEXT
-from workbench.dashboard import dashboard_process, require_packages, when_it_answers
+from workbench.dashboard import (
+    dashboard_process,
+    require_packages,
+    tell_end,
+    when_it_answers,
+)
 from workbench.demos.player import RUNNING, Player, opened
 from workbench.demos.playlist import Playlist
 from workbench.desk import Desk
@@ -189,7 +194,7 @@ def present(
         player.prepare(look=desk.serve)
         presentation.player = player
         player.go(0)
-        stack.callback(telemetry.note, ending=True)  # the first thing said when this ends
+        stack.callback(tell_end, telemetry)  # the first thing that is done when this ends
         _loop(player, presentation, desk, child)
 
 
