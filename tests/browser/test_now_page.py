@@ -47,6 +47,7 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
     assert float(visit.text("cost")) >= 0
     page.keyboard.press("Escape")
     page.locator("dialog[open]").wait_for(state="detached")
+    page.locator('button[value="map"]').click()  # a click leaves Space to the traffic
     page.keyboard.press("Space")
     visit.wait_for_text("status", "Traffic paused")
     page.locator(".trw-notice", has_text="every expert is idle").wait_for()
@@ -58,8 +59,10 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
     page.locator(".trw-value", has_text="Layer 1, expert 0").wait_for()
     page.locator('[data-send="domain"]').select_option("de")
     visit.wait_for_text("load_rows", "German")
+    page.evaluate("window.loadedOnce = true")
     page.keyboard.press("d")
     page.wait_for_url("**theme=dark**")
+    assert page.evaluate("window.loadedOnce"), "the other theme loads nothing anew"
     visit.wait_for_text("status", "Live")
     visit.wait_for_text("load_rows", "German")
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
