@@ -149,6 +149,7 @@ def test_a_caller_who_leaves_ends_what_runs(served):
         (completion(max_tokens=-1), "invalid_value"),
         (completion(temperature=-1.0), "invalid_value"),
         (completion(n=1000), "invalid_value"),
+        (completion(priority=101), "invalid_value"),
         (completion(""), "empty_prompt"),
         (pb.CompletionRequest(model=NAME), "invalid_value"),
         (pb.CompletionRequest(model=NAME, prompts=[pb.Prompt()]), "empty_prompt"),
@@ -200,6 +201,11 @@ def test_scopes_hold_here_too(call):
     [
         ("nothing", "{}", grpc.StatusCode.NOT_FOUND),
         ("ban_expert", '{"expert": true}', grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            "inject_fault",
+            '{"fault": "gate.logits", "delay_ms": 1, "lease_s": 1}',
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
         ("ban_expert", "{", grpc.StatusCode.INVALID_ARGUMENT),
         ("ban_expert", '{"expert": 9}', grpc.StatusCode.FAILED_PRECONDITION),
         ("scale", '{"ranks": 2}', grpc.StatusCode.FAILED_PRECONDITION),
