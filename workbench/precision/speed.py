@@ -3,9 +3,9 @@
 The experts alone, in three ways: all rows in one format; mixed as the engine does it, the rows of a
 format gathered; and *run by run*, a new call wherever the format changes, which is what it would be
 to switch kernels for each unit. Larger units vote more rows into INT8, so the same is timed with
-every second unit in INT8, which leaves the switching alone. Then whole steps of the engine, deciding
-included. The sides of a comparison take turns, and each time is the best of all rounds: what others
-do on the machine only adds.
+every second unit in INT8, which leaves the switching alone. Then whole steps of the engine, with
+what deciding takes. The sides of a comparison take turns, and each time is the best of all rounds:
+what others do on the machine only adds.
 """
 
 from __future__ import annotations
