@@ -46,6 +46,9 @@ class Decodes:
     """(U,) int64 the cell of `table_BM`, flattened, that names each block; 0 for none."""
     unseen_BS: Tensor
     """(B, 1, S) bool, S = M · block_size: cached positions that a decode does not see."""
+    common: Tensor | None = None
+    """(C,) int64 full blocks with which all decodes begin; nothing above counts them. None without
+    any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +122,40 @@ def _decode(q_BHd: Tensor, keys: Tensor, values: Tensor, plan: Decodes) -> Tenso
     """Attend one row of each sequence, multiplying every block of the cache where it lies.
 
     Softmax is over a sequence's blocks together; the blocks' sums are added in their order. What a
-    block of nobody holds is multiplied too and never looked at.
+    block of nobody holds is multiplied too and never looked at. What all sequences begin with is
+    read once for all of them.
     """
     batch, num_heads, head_dim = q_BHd.shape
     num_blocks, (width, block_size) = len(plan.owner_U), (plan.table_BM.shape[1], keys.shape[1])
     k_USd, v_USd = (_by_head(cache, plan.blocks) for cache in (keys, values))
     group = num_heads * num_blocks // len(k_USd)
     # 1. Scores of each block against its owner's query.
-    q_UHd = (q_BHd * head_dim**-0.5).index_select(0, plan.owner_U)
+    q_BHd = q_BHd * head_dim**-0.5
+    q_UHd = q_BHd.index_select(0, plan.owner_U)
     scores = torch.bmm(q_UHd.view(-1, group, head_dim), k_USd.transpose(1, 2))
     # 2. Softmax over all blocks of a sequence.
     table = plan.table_BM.view(-1)
     scores = scores.view(num_blocks, num_heads, block_size).index_select(0, table)
     scores = scores.view(batch, width, num_heads, block_size).transpose(1, 2)
     scores = scores.reshape(batch, num_heads, width * block_size)
-    weights = scores.masked_fill_(plan.unseen_BS, float("-inf")).softmax(-1)
+    scores = scores.masked_fill_(plan.unseen_BS, float("-inf"))
+    common_sums = None
+    if plan.common is None:
+        weights = scores.softmax(-1)
+    else:
+        k_GSd, v_GSd = (_stretch(cache, plan.common) for cache in (keys, values))
+        common = _by_all(q_BHd, k_GSd.transpose(1, 2))
+        sizes = (common.shape[2], scores.shape[2])
+        common, weights = torch.cat((common, scores), dim=2).softmax(-1).split(sizes, dim=2)
+        common_sums = _by_all(common, v_GSd)
     # 3. Weighted sums of each block, and of a sequence's blocks.
-    weights = weights.view(batch, num_heads, width, block_size).transpose(1, 2)
+    weights = weights.reshape(batch, num_heads, width, block_size).transpose(1, 2)
     weights = weights.reshape(-1, num_heads, block_size).index_select(0, plan.place_U)
     weights[0].zero_()  # block 0 pads the tables: its sum must be 0, whatever its owner's query
     sums = torch.bmm(weights.view(-1, group, block_size), v_USd)
     sums = sums.view(num_blocks, num_heads, head_dim).index_select(0, table)
-    return sums.view(batch, width, num_heads, head_dim).sum(1)
+    out_BHd = sums.view(batch, width, num_heads, head_dim).sum(1)
+    return out_BHd if common_sums is None else out_BHd.add_(common_sums)
 
 
 def _by_head(cache: Tensor, blocks: slice | Tensor) -> Tensor:
@@ -150,17 +165,53 @@ def _by_head(cache: Tensor, blocks: slice | Tensor) -> Tensor:
     return chosen.flatten(0, 1)
 
 
+def _stretch(cache: Tensor, blocks: Tensor) -> Tensor:
+    """Return the positions of some blocks one after the other: (Hkv, S, hd)."""
+    return cache.transpose(1, 2).index_select(0, blocks).transpose(0, 1).flatten(1, 2)
+
+
+def _by_all(rows_BHX: Tensor, matrices_GXY: Tensor) -> Tensor:
+    """Multiply the rows of all sequences by one matrix for each key head; (B, H, Y)."""
+    batch, num_heads, width = rows_BHX.shape
+    num_kv_heads = len(matrices_GXY)
+    rows = rows_BHX.reshape(batch, num_kv_heads, -1, width).transpose(0, 1)
+    out = torch.bmm(rows.reshape(num_kv_heads, -1, width), matrices_GXY)
+    return (
+        out.view(num_kv_heads, batch, num_heads // num_kv_heads, -1).transpose(0, 1).flatten(1, 2)
+    )
+
+
+def _num_common(decodes: tuple[Segment, ...], block_size: int) -> int:
+    """Return with how many full blocks all decodes begin; each keeps a block of its own.
+
+    With blocks of 4, decodes at positions 9 and 8 with blocks (2, 5, 6) and (2, 5, 7): 2.
+    """
+    if len(decodes) < 2:
+        return 0
+    first = decodes[0].blocks
+    count = min(segment.start for segment in decodes) // block_size
+    for other in decodes[1:]:
+        if other.blocks[:count] != first[:count]:
+            pairs = zip(first, other.blocks, strict=False)
+            count = next(at for at, (one, another) in enumerate(pairs) if one != another)
+    return count
+
+
 def _lay_out(decodes: tuple[Segment, ...], block_size: int, device: torch.device) -> Decodes:
     """Lay the decodes' blocks out; see `Decodes`.
 
     With blocks of 4, decodes at positions 5 and 2 with blocks (2, 5) and (3,) see blocks 0 to 5:
     owners ``[0, 0, 0, 1, 0, 0]``, tables ``[[2, 5], [3, 0]]``, places ``[0, 0, 0, 2, 0, 1]``.
     """
-    lengths = [segment.start + 1 for segment in decodes]
+    skip = _num_common(decodes, block_size)
+    lengths = [segment.start + 1 - skip * block_size for segment in decodes]
     counts = [-(-length // block_size) for length in lengths]
     width = max(counts)
     used = np.concatenate(
-        [np.array(s.blocks[:n], np.int64) for s, n in zip(decodes, counts, strict=True)]
+        [
+            np.array(s.blocks[skip : skip + n], np.int64)
+            for s, n in zip(decodes, counts, strict=True)
+        ]
     )
     owner = np.repeat(np.arange(len(decodes)), counts)
     cell = owner * width + np.concatenate([np.arange(n) for n in counts])
@@ -181,4 +232,5 @@ def _lay_out(decodes: tuple[Segment, ...], block_size: int, device: torch.device
         table_BM=torch.from_numpy(table.reshape(len(decodes), width)).to(device),
         place_U=torch.from_numpy(place_U).to(device),
         unseen_BS=torch.from_numpy(unseen[:, None]).to(device),
+        common=torch.tensor(decodes[0].blocks[:skip], device=device) if skip else None,
     )

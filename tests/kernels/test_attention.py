@@ -141,3 +141,58 @@ def test_norms_equal_the_oracle(norm, shape):
     assert close(actual, reference.rms_norm(x, weight, 1e-5), 1e-5)
     if x.numel():
         assert not close(actual, reference.rms_norm(x, weight, 1e-1), 1e-5)
+
+
+def sharing(lengths, num_common, block_size, kv_heads):
+    """Return a cache whose sequences begin with the first one's blocks, and what each sees."""
+    keys, values, tables, plain = cache_of(lengths, block_size, kv_heads, 16)
+    end, tables = num_common * block_size, [*tables]
+    for number in range(1, len(lengths)):
+        tables[number] = (*tables[0][:num_common], *tables[number][num_common:])
+        plain[number] = tuple(
+            torch.cat((first[:end], own[end:]))
+            for first, own in zip(plain[0], plain[number], strict=True)
+        )
+    return keys, values, tables, plain
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("lengths", "num_common"),
+    [((40, 33, 70), 2), ((33, 33), 2), ((33, 34, 35, 60), 1), ((17, 100), 1), ((49, 40), 0)],
+)
+def test_decodes_that_begin_with_the_same_blocks_equal_the_oracle(path, heads, lengths, num_common):
+    num_heads, kv_heads = heads
+    keys, values, tables, plain = sharing(lengths, num_common, 16, kv_heads)
+    segments = [
+        Segment(i, 1, n - 1, t) for i, (n, t) in enumerate(zip(lengths, tables, strict=True))
+    ]
+    plan = plan_attention(segments, 16, torch.device("cpu"))
+    assert plan.together is not None
+    found = plan.together.common
+    assert (0 if found is None else len(found)) == num_common
+    q = torch.randn(len(lengths), num_heads, 16, generator=torch.Generator().manual_seed(1))
+    out = path(q, keys, values, plan)
+    for row, (length, (k, v)) in enumerate(zip(lengths, plain, strict=True)):
+        wanted = reference.attention(q[row : row + 1], k, v, range(length - 1, length))
+        assert close(out[row : row + 1], wanted, 2e-5)
+
+
+def test_blocks_that_only_some_decodes_share_are_read_for_each_of_them():
+    keys, values, tables, plain = sharing((40, 40, 40), 2, 16, 2)
+    apart = cache_of((40, 40, 40), 16, 2, 16)[2][2]
+    k, v = plain[2]
+    for cache, rows in ((keys, k), (values, v)):
+        for at, block in enumerate(apart):
+            part = rows[16 * at : 16 * (at + 1)]
+            cache[block, : len(part)] = part
+    segments = [Segment(i, 1, 39, table) for i, table in enumerate((*tables[:2], apart))]
+    plan = plan_attention(segments, 16, torch.device("cpu"))
+    assert plan.together is not None and plan.together.common is None
+    assert isinstance(plan.together.blocks, torch.Tensor)
+    q = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(1))
+    out = paged_attention(q, keys, values, plan)
+    for row, (k, v) in enumerate(plain):
+        wanted = reference.attention(q[row : row + 1], k, v, range(39, 40))
+        assert close(out[row : row + 1], wanted, 2e-5)
