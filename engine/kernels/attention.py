@@ -145,8 +145,8 @@ def _decode(q_BHd: Tensor, keys: Tensor, values: Tensor, plan: Decodes) -> Tenso
     else:
         k_GSd, v_GSd = (_stretch(cache, plan.common) for cache in (keys, values))
         common = _by_all(q_BHd, k_GSd.transpose(1, 2))
-        sizes = (common.shape[2], scores.shape[2])
-        common, weights = torch.cat((common, scores), dim=2).softmax(-1).split(sizes, dim=2)
+        weights = torch.cat((common, scores), dim=2).softmax(-1)
+        common, weights = weights.tensor_split((common.shape[2],), dim=2)
         common_sums = _by_all(common, v_GSd)
     # 3. Weighted sums of each block, and of a sequence's blocks.
     weights = weights.reshape(batch, num_heads, width, block_size).transpose(1, 2)
