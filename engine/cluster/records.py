@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.events import (
     Decision,
@@ -172,7 +173,7 @@ def _circumstances(
     """Gather what else bore on one layer's choice: all of it was noted while the step ran."""
     assert step.records is not None, "the step ran without records"
     record, policy = step.records[place], step.policies[place]
-    bias_E = gate.logit_bias
+    bias_E: Tensor | None = gate.logit_bias
     if policy is not None:
         bias_E = policy.bias_E if bias_E is None else bias_E + policy.bias_E
     return Circumstances(

@@ -78,7 +78,8 @@ def steady(rounds: Sequence[Times]) -> bool:
         for name in rounds[0]
         for cell in zip(*(times[name] for times in rounds), strict=True)
     ]
-    return 4 * sum(second <= STEADY * first for first, second in cells) >= 3 * len(cells)
+    agree = sum(1 for first, second in cells if second <= STEADY * first)
+    return 4 * agree >= 3 * len(cells)
 
 
 def best(seconds: Times, rule: Plan, threads: int) -> Plan:

@@ -135,7 +135,8 @@ class Experts(nn.Module):
         weights = ExpertWeights(gate_up, down, self.ops.prepare_experts)
         weights.refresh()
         if (fault := self.faults.experts_prepare) is not None:
-            made = ExpertWeights(*fault((gate_up, down)), self.ops.prepare_experts)
+            gate_up, down = fault((gate_up, down))
+            made = ExpertWeights(gate_up, down, self.ops.prepare_experts)
             made.refresh()
             weights.prepared = made.prepared
         return weights

@@ -13,8 +13,7 @@ from importlib import import_module
 from engine.errors import WorkbenchError
 from workbench import paths
 
-NAMES = ("startup", "recorder", "decode", "dashboard", "gate", "moe_layer", "dispatch")
-NAMES += ("routing_overhead",)
+NAMES = tuple("startup recorder decode dashboard gate moe_layer dispatch routing_overhead".split())
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ def _finding(frame: pd.DataFrame) -> str:
         return "no rows"
     if not lost:
         return f"none of {whole(asked)} slots was dropped"
-    worst = frame.loc[frame["dropped"].idxmax()]
+    worst = frame.iloc[int(frame["dropped"].to_numpy().argmax())]
     return (
         f"{whole(lost)} of {whole(asked)} slots dropped, {percent(lost / asked)}; most of expert "
         f"{worst['expert']} of layer {worst['layer']}: {whole(int(worst['dropped']))}"

@@ -87,7 +87,7 @@ def _finding(frame: pd.DataFrame) -> str:
     sampled = frame.dropna(subset=["worst_error"])
     if sampled.empty:
         return f"{finding} · no row was sampled"
-    worst = sampled.loc[sampled["worst_error"].idxmax()]
+    worst = sampled.iloc[int(sampled["worst_error"].to_numpy().argmax())]
     return (
         f"{finding} · of {whole(float(frame['sampled_rows'].sum()))} sampled rows the worst is off "
         f"by {percent(float(worst['worst_error']), 1)}, in layer {int(worst['layer'])}"

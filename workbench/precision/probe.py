@@ -148,4 +148,6 @@ def relative(other_RD: Tensor, exact_RD: Tensor) -> Tensor:
     """Return (R,) the distance of each row, relative to the exact row's length."""
     exact = exact_RD.float()
     tiny = torch.finfo(torch.float32).tiny
-    return (other_RD.float() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp_min(tiny)
+    lengths_R = exact.norm(dim=-1).clamp_min(tiny)
+    errors_R: Tensor = (other_RD.float() - exact).norm(dim=-1) / lengths_R
+    return errors_R

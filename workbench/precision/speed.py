@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,17 +177,15 @@ def _shape(shape: Shape, suits_T: npt.NDArray[np.bool_], rounds: int) -> dict[st
         "int8": lambda: mixed_mlp(rows_RD, counts, experts, weights, int8),
     }
     for size, formats_R in formats.items():
-        calls[f"gathered {size}"] = lambda f=formats_R: mixed_mlp(
-            rows_RD, counts, experts, weights, f
-        )
+        calls[f"gathered {size}"] = partial(mixed_mlp, rows_RD, counts, experts, weights, formats_R)
         runs = runs_of(counts, formats_R.numpy())
-        calls[f"run by run {size}"] = lambda runs=runs: run_by_run(rows_RD, runs, weights)
+        calls[f"run by run {size}"] = partial(run_by_run, rows_RD, runs, weights)
         half_R = _in_turn(counts, size)
-        calls[f"half gathered {size}"] = lambda f=half_R: mixed_mlp(
-            rows_RD, counts, experts, weights, f
+        calls[f"half gathered {size}"] = partial(
+            mixed_mlp, rows_RD, counts, experts, weights, half_R
         )
         halves = runs_of(counts, half_R.numpy())
-        calls[f"half run by run {size}"] = lambda runs=halves: run_by_run(rows_RD, runs, weights)
+        calls[f"half run by run {size}"] = partial(run_by_run, rows_RD, halves, weights)
     times = _in_turns(calls, rounds)
     return {
         "name": shape.name,

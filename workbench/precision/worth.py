@@ -34,7 +34,7 @@ def report(
         rounds: repetitions of the timing.
     """
     by_domain = texts.windows(engine.tokenizer, "heldout", windows, length)
-    found = {"quality": quality.compare(engine, thresholds, by_domain)}
+    found: dict[str, Any] = {"quality": quality.compare(engine, thresholds, by_domain)}
     experts: list[dict[str, Any]] = []
     steps: dict[str, Any] = {}
     if rounds:
