@@ -241,6 +241,27 @@ def test_smoothing_and_capacity_stand_in_the_record(workbench):
     assert result["capacity"] > 0
 
 
+def test_a_new_token_is_explained_with_who_proposed_it_and_the_verdict(workbench):
+    words = ("--layer", "1", "--max-tokens", "16", "--draft", "polyglot-draft", "--json")
+    prompt = "12 * 7 = "
+    plain = workbench("generate", prompt, "--max-tokens", "16", "--json").json
+    first = len(plain["prompt_token_ids"])
+    told = [
+        workbench("explain", prompt, "--token", str(first + new), *words).json for new in (0, 5)
+    ]
+    for new, result in zip((0, 5), told, strict=True):
+        assert result["token"]["id"] == plain["token_ids"][new]
+        assert (result["model"], result["verdict"]) in {("draft", "accepted"), ("target", "")}
+    banned = told[1]["topk_ids"][0]
+    at = ("--token", str(first + 5), "--ban-expert", str(banned))
+    result = workbench("explain", prompt, *at, *words).json
+    assert banned not in result["topk_ids"]
+    assert result["what_if"]["after_token"]["position"] == first + 5
+    workbench("explain", prompt, "--token", str(first + 15), *words[:-1]).assert_refused(
+        2, f"token ({first + 15})", "15 new ones are run"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -17,6 +17,7 @@ from workbench.options import (
     CapacityOption,
     DeterministicOption,
     DevicesOption,
+    DraftOption,
     ForceOption,
     JsonOption,
     ModelOption,
@@ -42,7 +43,8 @@ def explain(
     ] = None,
     *,
     token: Annotated[
-        int, typer.Option(metavar="I", help="Which token of the prompt; 0 is the first.")
+        int,
+        typer.Option(metavar="I", help="Which token; 0 is the prompt's first, new ones follow."),
     ],
     layer: Annotated[int, typer.Option(metavar="L", help="Which MoE layer; 0 is the first.")],
     prompt_file: Annotated[
@@ -53,6 +55,8 @@ def explain(
     dtype: AskedDtypeOption = None,
     precision: PrecisionOption = "model",
     thresholds: ThresholdsOption = None,
+    max_tokens: Annotated[int, typer.Option(help="New tokens to write after the prompt.")] = 0,
+    draft: DraftOption = None,
     deterministic: DeterministicOption = False,
     force_experts: ForceOption = None,
     ban_expert: BanOption = None,
@@ -75,6 +79,7 @@ def explain(
         prompt,
         token=token,
         layer=layer,
+        max_tokens=max_tokens,
         policy=Policy.parse(force_experts, ban_expert or (), bias or (), smoothing),
         model=model,
         dtype=dtype,
@@ -83,6 +88,7 @@ def explain(
         devices=devices,
         deterministic=deterministic,
         capacity_factor=capacity_factor,
+        draft=draft,
     )
     decisions, token_text, compared = found
     result = report.explanation(decisions[-1], index=token, text=token_text)
@@ -96,36 +102,40 @@ def explain(
 
 
 def decide(
-    prompt: str, *, token: int, layer: int, policy: Policy, **engine_options: Any
+    prompt: str, *, token: int, layer: int, max_tokens: int, policy: Policy, **engine_options: Any
 ) -> tuple[list[Decision], str, dict[str, Any] | None]:
     """Run the prompt and return the recorded decision, the token's text and what if.
 
-    With a policy the prompt runs a second time under it: there are two decisions then.
+    With a policy everything up to the token, or the end of the prompt, runs a second time under it:
+    there are two decisions then.
 
     Raises:
-        RequestError: the prompt has no such token, or the model no such MoE layer.
+        RequestError: there is no such token, or the model has no such MoE layer.
     """
     from workbench.policy import Policy
     from workbench.trace import Recorder
     from workbench.whatif import what_if
 
     recorder, compared = Recorder(), None
-    token_ids = _token_ids(engine_options["model"], prompt, token, layer)
+    token_ids = _token_ids(engine_options["model"], prompt, token, layer, max_tokens)
     with closing(open_engine(sink=recorder, **engine_options)) as engine:
-        found = [_run(engine, recorder, token_ids, token, layer)]
+        decision, written = _run(engine, recorder, token_ids, token, layer, max_tokens)
+        found = [decision]
+        if token >= len(token_ids):
+            token_ids = [*token_ids, *written][: token + 1]
         if policy != Policy():
             compared = what_if(engine, token_ids, token, policy)
             policy.apply(engine)
-            found.append(_run(engine, recorder, token_ids, token, layer))
+            found.append(_run(engine, recorder, token_ids, token, layer, 0)[0])
         token_text = engine.tokenizer.token(token_ids[token])
     return found, token_text, compared
 
 
-def _token_ids(model: str, prompt: str, token: int, layer: int) -> list[int]:
+def _token_ids(model: str, prompt: str, token: int, layer: int, max_tokens: int) -> list[int]:
     """Return the prompt's tokens; refuse what the model's folder alone shows to be wrong.
 
     Raises:
-        RequestError: the prompt has no such token, or the model no such MoE layer.
+        RequestError: there is no such token, or the model has no such MoE layer.
         CheckpointError: the folder is missing or damaged.
     """
     from engine.checkpoint.load import read_config
@@ -138,30 +148,41 @@ def _token_ids(model: str, prompt: str, token: int, layer: int) -> list[int]:
         there = f"{moe_layers[0]} to {moe_layers[-1]}" if moe_layers else "none, it is dense"
         raise RequestError(f"layer ({layer}) must be a MoE layer; this model has {there}.")
     token_ids = Tokenizer(folder).encode(prompt)
-    if not 0 <= token < len(token_ids):
+    num_new = max(0, max_tokens - 1)  # the last new token is never run: nothing follows it
+    if not 0 <= token < len(token_ids) + num_new:
+        new = f" and {num_new} new ones are run" if num_new else ""
         raise RequestError(
-            f"token ({token}) must lie between 0 and {len(token_ids) - 1}: "
-            f"the prompt has {len(token_ids)} tokens."
+            f"token ({token}) must lie between 0 and {len(token_ids) + num_new - 1}: "
+            f"the prompt has {len(token_ids)} tokens{new}."
         )
     return token_ids
 
 
 def _run(
-    engine: Engine, recorder: Recorder, token_ids: list[int], token: int, layer: int
-) -> Decision:
-    """Run the prompt once and return the decision that its step recorded."""
+    engine: Engine,
+    recorder: Recorder,
+    token_ids: list[int],
+    token: int,
+    layer: int,
+    max_tokens: int,
+) -> tuple[Decision, tuple[int, ...]]:
+    """Run the prompt once and return the decision that its step recorded, and the new tokens.
+
+    Where a draft was rejected at this place, the token that stands there in the end counts.
+    """
     from engine import SamplingParams
 
-    request_id = engine.add(token_ids, SamplingParams(max_tokens=0), watch=(token,))
-    while engine.has_work:
-        engine.step()
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    request_id = engine.add(token_ids, params, watch=(token,))
+    (done,) = engine.finish([request_id])
     found = [
         d
         for d in recorder.trace().decisions
         if (d.request_id, d.position, d.layer) == (request_id, token, layer)
+        and d.verdict != "rejected"
     ]
     assert len(found) == 1, f"{len(found)} decisions were recorded for one token in one layer"
-    return found[0]
+    return found[0], done.token_ids
 
 
 def _show(result: dict[str, Any]) -> None:
