@@ -44,6 +44,13 @@ def test_every_way_that_this_machine_has_multiplies_rightly(kind, name, rows):
     assert not close(out.roll(1, -1), wanted, 2e-2), "the check sees swapped channels"
 
 
+def test_a_processor_with_vnni_or_amx_multiplies_int8_in_a_fast_way():
+    amx = torch.cpu._is_amx_tile_supported()
+    if amx or torch.cpu._is_vnni_supported():
+        name = "signed" if amx else "unsigned"
+        assert ways.candidates("int8", 1)[0].name == name, ways.named("int8", name).missing()
+
+
 def test_a_way_that_overflows_is_not_offered():
     def half_the_sum(values_OI, scales_O):
         wide = values_OI.float().t()
