@@ -46,9 +46,9 @@ FADE = 0.92
 """What a step leaves of the gains and costs of those before it."""
 TRIAL_STEPS = 12
 """Steps of a sequence after which drafting must have paid."""
-FIRST_GAP, LONGEST_GAP = 48, 384
+FIRST_GAP, LONGEST_GAP = 64, 512
 """Tokens until a sequence that did not gain is looked at again; each failure doubles it."""
-LOOKED_AT = 20
+LOOKED_AT = 16
 """Tokens that are compared then."""
 MARGIN = 0.04
 """Share of the time saved that a look must promise."""

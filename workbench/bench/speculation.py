@@ -140,7 +140,11 @@ def _row(
         figures.add(with_draft.completion.draft)
     ends = [with_draft.completion.draft_switched for _, with_draft in pairs]
     off = [first[0][0] for first in ends if first and not first[0][1]]
-    left = [pair for pair, ended in zip(pairs, ends, strict=True) if len(ended) == 1]
+    left = [
+        pair
+        for pair, ended in zip(pairs, ends, strict=True)
+        if ended and not any(on for _, on in ended)
+    ]
     plain_s, draft_s = (sum(one[side].seconds() for one in pairs) for side in (0, 1))
     total = (tokens - 1) * len(pairs)
     return {

@@ -49,7 +49,7 @@ PRICED_EVERY = 16
 WARM_UP_PASSES = 9
 MOST_EXTRA = 2.0
 """A step that took more plain steps' time beyond one was interrupted, and counts as so many."""
-READ_BEFORE = 12
+READ_BEFORE = 8
 """Tokens that it reads before those it is compared on."""
 
 
@@ -303,12 +303,13 @@ class Drafter:
             if (fault := self._faults.draft_propose) is not None:
                 logits_NV = fault(logits_NV)
             clock.mark("draft")
-            chances, agrees = [], []
-            for place, logits_V in enumerate(logits_NV.numpy()):
-                token_id, confidence = propose_from(logits_V, sequence.params)
-                agrees.append(token_id == recent[place - count])
-                chances.append(self.policy.confidence.chance(confidence))
-                self.policy.confidence.judged(confidence, agrees[-1])
+            temperature = sequence.params.temperature or 1.0
+            likeliest = (logits_NV / max(temperature, 1e-3)).softmax(-1).max(-1)
+            expected, confidences = likeliest.indices.tolist(), likeliest.values.tolist()
+            agrees = [one == other for one, other in zip(expected, recent[-count:], strict=True)]
+            chances = [self.policy.confidence.chance(confidence) for confidence in confidences]
+            for confidence, agreed in zip(confidences, agrees, strict=True):
+                self.policy.confidence.judged(confidence, agreed)
             self.policy.look(track, chances, agrees, sequence.num_output, len(sequences))
             return
 
