@@ -7,7 +7,7 @@ import torch
 
 from engine.exchange.dispatch import Order
 from engine.kernels.registry import Target, bind
-from engine.routing.cache import MAX_ENTRIES, MAX_ROWS, LookUps
+from engine.routing.cache import MAX_ENTRIES, MAX_ROWS, REST, WINDOW, LookUps
 
 
 def test_a_key_is_the_ids_and_nothing_else():
@@ -40,6 +40,18 @@ def test_hits_and_misses_are_counted_and_the_table_stays_bounded():
     assert len(table) <= MAX_ENTRIES and table.get(b"a") is None
     table.forget()
     assert len(table) == 0 and (table.hits, table.misses) == (1, 2)
+
+
+def test_look_ups_that_find_nothing_rest_and_are_tried_again():
+    table, ids = LookUps(), torch.zeros(1, 2)
+    for number in range(WINDOW):
+        assert table.key(ids) is not None
+        table.get(str(number).encode())
+    assert [table.key(ids) for _ in range(REST)] == [None] * REST
+    table.keep(b"a", 1)
+    for _ in range(2 * WINDOW):
+        assert table.key(ids) is not None, "what finds something goes on"
+        table.get(b"a")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
