@@ -41,7 +41,7 @@ class Shape:
 
 
 LARGE = Shape(layers=2, heads=16, experts=64, top_k=8, expert_width=512)
-"""Its experts take 100 times the work of the bundled model's, a row and layer 25 times."""
+"""An expert is 8 times as large as the bundled model's; a row takes 32 times the work a layer."""
 
 
 def write(folder: Path, like: Path, shape: Shape, *, seed: int = 0) -> Path:
