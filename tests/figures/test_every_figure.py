@@ -81,7 +81,7 @@ def test_a_mixed_table_says_that_it_is_mixed(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_title_names_a_unit(name):
-    units = r"multiples|per cent|milliseconds|slots|bytes|weight|without unit|rows a step"
+    units = r"multiples|per cent|milliseconds|[Ss]lots|bytes|weight|without unit|rows a step"
     assert re.search(units, drawn(name).layout.title.text)
 
 
