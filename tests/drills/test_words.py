@@ -8,6 +8,7 @@ from workbench.drills.files import find
 from workbench.drills.words import (
     MARKS,
     briefing_text,
+    debrief_text,
     observation_text,
     proof_text,
     result_text,
@@ -111,3 +112,45 @@ def test_an_observation_shows_load_by_device_and_expert_and_both_hashes():
     assert f"version 3, hash with its version {'d' * 12}\n" in text
     assert f"version 2, hash with its version {'e' * 12}\n" in text
     assert text.endswith("policy   {'banned': [(0, 1)]}")
+
+
+def test_a_debrief_says_who_did_what_and_how_long_it_took():
+    journal = {
+        "briefing": {"title": "One device works"},
+        "events": [
+            {"at_s": -3.0, "what": "steady"},
+            {"at_s": 4.0, "what": "remark", "said": "layer 2?", "who": "ann"},
+            {"at_s": 5.0, "what": "diagnosis", "option": "hot-expert", "who": "ben"},
+            {"at_s": 8.0, "what": "act", "said": "published", "who": "ann"},
+            {"at_s": 9.0, "what": "check", "outcomes": {"a": "pass"}},
+        ],
+    }
+    text = debrief_text(journal)
+    assert "4.0 s  ann: remark layer 2?" in text and "5.0 s  ben: diagnosis hot-expert" in text
+    assert "steady" not in text and "took part              ann, ben" in text
+    assert "first change           after 8 s" in text and "checks passed          after 9 s" in text
+    assert "first change           never" in debrief_text(journal | {"events": []})
+
+
+def test_an_incident_does_not_say_what_it_is():
+    briefing = find("hot-expert").briefing | {"title": "Incident of level 1", "surprise": True}
+    assert "hot-expert," not in briefing_text(briefing) and "(15 min)" in briefing_text(briefing)
+
+
+def test_an_observation_tells_of_deployment_and_changes():
+    facts = {
+        "running": False, "instances": [{"max_running": "4"}], "ranks": {"0": True, "1": False},
+        "jobs": [{"name": "j", "does": "audits", "running": True, "last_run_s": 3.0}],
+        "starts": [{"said": "the engine did not start: why"}],
+    }  # fmt: skip
+    seen = {
+        "signals": [], "rows": 0, "device_rows": [], "expert_counts": [], "table": None,
+        "policy": {}, "deployment": facts, "changes": ["table version 3 was given up: late"],
+    }  # fmt: skip
+    text = observation_text(seen)
+    for line in (
+        "engine   does not run", "options  max_running 4", "rank 1   is missing",
+        "job      j (audits) runs, last did so 3 s ago", "log      the engine did not start: why",
+        "change   table version 3 was given up: late",
+    ):  # fmt: skip
+        assert line in text, line
