@@ -70,6 +70,8 @@ BAD = {
                                   '[{"min_margin": NaN}]}', "min_margin \\(nan\\)"),
     "an unknown class": ({"layers": [{"full_classes": ["digit"]}]}, "did you mean 'digits'"),
     "a word for a position": ({"layers": [{"min_position": "0"}]}, "min_position"),
+    "a number for yes": ({"layers": [{"whitelist": 1}]}, "whitelist \\(1\\) must be true or false"),
+    "a number for a reason": ({"layers": [{"why": 5}]}, "why \\(5\\) must be a text"),
     "layers that are no list": ({"layers": 3}, "'layers' must be a list"),
     "a check that is none": ({"layers": [{"check": 3}]}, "'check' must be an object"),
     "another model": ({"weights_sha256": "b" * 64}, "made for other weights"),

@@ -4,7 +4,7 @@ A *unit* of rows goes through INT8 when most of its tokens suit it, so that form
 from row to row. Whether a token suits is predicted from light features known before the layer;
 what came out is checked, and a unit predicted wrong is run again alone. The gate never leaves fp32.
 
-    thresholds.json -> Predictor -> vote by unit -> experts -> check -> (run the failed units again)
+    precision.json -> Predictor -> vote by unit -> experts -> check -> (run the failed units again)
 
 `engine.model.moe` asks a `PrecisionStep` for each layer; thresholds are made by
 `workbench precision calibrate`.

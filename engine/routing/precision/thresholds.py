@@ -191,10 +191,13 @@ def _layer(content: Any) -> LayerThresholds:
     for name, without in (("min_margin", -math.inf), ("max_range", math.inf)):
         if name in values:
             values[name] = _number(name, values[name], without)
-    if type(values.get("min_position", 0)) is not int or type(values.get("whitelist", 0)) not in (
-        *(bool, int),
+    for name, kind, words in (
+        ("min_position", int, "a whole number"),
+        ("whitelist", bool, "true or false"),
+        ("why", str, "a text"),
     ):
-        raise ConfigError("'min_position' must be a whole number and 'whitelist' true or false.")
+        if name in values and type(values[name]) is not kind:
+            raise ConfigError(f"{name} ({values[name]!r:.40}) must be {words}.")
     return LayerThresholds(**values)
 
 
