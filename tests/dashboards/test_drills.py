@@ -37,6 +37,7 @@ class FakeDrill:
         self.calls: list[tuple[Any, ...]] = []
         self.phase, self.running, self.named = "running", True, None
         self.elapsed_s = 10.0
+        self.remarks: list[dict[str, Any]] = []
 
     def briefing(self) -> dict[str, Any]:
         return self._briefing
@@ -47,7 +48,7 @@ class FakeDrill:
         return {
             "phase": self.phase, "left_s": 754.0, "diagnosis": self.named,
             "elapsed_s": self.elapsed_s, "sampled_s": self.elapsed_s,
-            "signals": {"busiest_device rows=800": 2.28},
+            "signals": {"busiest_device rows=800": 2.28}, "remarks": self.remarks,
             "diary": [{"at_s": self.elapsed_s, "said": f"did {act}"} for act, _ in self.calls],
         }  # fmt: skip
 
@@ -81,6 +82,10 @@ class FakeDrill:
             "grade": {"passed": False, "points": 30, "possible": 100, "parts": {"cause": part}},
             "proof": {"restored": True, "hashes": {"weights": proof}},
         }  # fmt: skip
+
+    def remark(self, text: str) -> dict[str, Any]:
+        self.remarks.append({"at_s": 3.0, "who": "page", "said": text})
+        return {"said": text}
 
     def close(self) -> None:
         self.running = False
@@ -287,7 +292,7 @@ def test_a_start_shows_its_stages_and_can_be_cancelled(source, drill, monkeypatc
     async def run() -> Drills:
         page = Drills(source, "light", {}, frame_of({}, "light"))
 
-        def start(_: str, *, on_stage: Any) -> FakeDrill:
+        def start(_: str, *, on_stage: Any, **__: Any) -> FakeDrill:
             for stage in (("engine", 0, 0), ("measuring", 2, 4)):
                 on_stage(*stage)
                 page.tick(anyway=True)
@@ -380,3 +385,19 @@ def test_every_act_has_a_form_that_gives_back_its_arguments():
     for name, typed in [("move", {"layer": "1"}), ("force", {"experts": ","}), ("bias", {})]:
         with pytest.raises(ConfigError):
             acts.arguments(forms[name], typed)
+
+
+def test_an_incident_is_a_surprise_of_its_level_and_remarks_are_kept(source, drill, monkeypatch):
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def start(drill_id: str, **options: Any) -> FakeDrill:
+        asked.append((drill_id, options))
+        return drill
+
+    monkeypatch.setattr(workbench.drills, "start", start)
+    page = visit(source, ("incident", "2"), ("remark", {"name": "ann", "text": "layer 2?"}))
+    ((drill_id, options),) = asked
+    assert workbench.drills.find(drill_id).level == 2 and options["surprise"]
+    assert page.page.values["m0"] == "3 s · ann: layer 2?"
+    visit(source, ("incident", "9"), ("remark", "x"))
+    assert len(drill.remarks) == 1 and len(asked) == 1

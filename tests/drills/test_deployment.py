@@ -100,3 +100,17 @@ def test_a_job_of_no_kind_or_with_strange_options_is_refused():
         job({"kind": "auditr", "name": "a"})
     with pytest.raises(ConfigError, match="job a: .*speed"):
         job({"kind": "auditor", "name": "a", "speed": 3})
+
+
+def test_a_tensor_that_gets_its_name_back_is_the_same_file(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes((MODEL / "model.safetensors").read_bytes())
+    before = path.read_bytes()
+    rename(path, "model.layers.1.mlp.gate.weight", "model.layers.1.mlp.router.weight")
+    assert path.read_bytes() != before
+    with pytest.raises(ConfigError, match="did you mean"):
+        rename(path, "model.layers.1.mlp.gate.weight", "x")
+    with pytest.raises(ConfigError, match="already"):
+        rename(path, "model.layers.1.mlp.router.weight", "model.layers.2.mlp.gate.weight")
+    rename(path, "model.layers.1.mlp.router.weight", "model.layers.1.mlp.gate.weight")
+    assert path.read_bytes() == before

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.drills.conftest import DRILLS
+from tests.drills.conftest import ALL
 from workbench.cli import main
 from workbench.drills.rehearsal import rehearse
 from workbench.drills.report import page
@@ -61,7 +61,7 @@ def test_a_drill_that_ended_without_result_has_a_page_too(journal):
 def test_list_and_show_give_what_others_lean_on(capfd):
     assert main(["drill", "list", "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)["drills"]
-    assert {drill["id"] for drill in listed} == set(DRILLS)
+    assert {drill["id"] for drill in listed} == set(ALL)
     assert all(set(d) == {"id", "title", "level", "minutes", "needs"} for d in listed)
     assert main(["drill", "show", "hot-expert", "--json"]) == 0
     shown = json.loads(capfd.readouterr().out)

@@ -47,6 +47,7 @@ def test_a_book_does_not_give_the_cause_or_the_repair_away_in_code(name):
     assert read(name).cells[0].source.startswith(f"# {name[:3]} · {scenario.title}\n")
 
 
+@pytest.mark.slow
 def test_the_reference_runs_and_names_every_book():
     notebook = read(DRILLS[0])
     run(notebook)
