@@ -198,10 +198,14 @@ function render({ model, el }) {
   };
   document.addEventListener("keydown", onKey);
 
-  // A click leaves the focus where it is, so that keys go on to mean the same on the whole page.
+  // A click on a control leaves the focus where it is, or takes it out of a field that was filled
+  // in, so that keys go on to mean the same on the whole page.
   root.addEventListener("mousedown", (event) => {
     const control = event.composedPath()[0].closest?.("button, summary, a.button");
-    if (control && !control.closest("dialog")) event.preventDefault();
+    if (!control || control.closest("dialog")) return;
+    event.preventDefault();
+    const active = root.getRootNode().activeElement;
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(active?.tagName ?? "")) active.blur();
   });
 
   // When the dashboard's process has ended nobody else can say so; when it is back, start anew.
