@@ -80,7 +80,7 @@ def run(
         with closing(Engine(config, sink=choices)) as engine:
             if not engine.model_config.is_moe:
                 raise MachineError(f"{model} has no experts, so there is nothing to smooth.")
-            read = _texts(engine, texts)
+            read = held_out(engine, texts)
             prompts = [p.text for p in corpus_prompts()[:requests]]
             rows: list[dict[str, Any]] = []
             plain: _Pass | None = None
@@ -143,7 +143,7 @@ class _Pass:
         }
 
 
-def _texts(engine: Engine, count: int) -> list[tuple[list[int], int]]:
+def held_out(engine: Engine, count: int) -> list[tuple[list[int], int]]:
     """Return token ids and bytes of held-out texts, `count` of each domain."""
     found = []
     for domain in DOMAINS:
@@ -166,11 +166,19 @@ def _pass(
     choices.enabled = False
     read = []
     for ids, _ in texts:
-        logits_TV = engine.logits(ids).astype(np.float64)
-        logits_TV -= logits_TV.max(axis=1, keepdims=True)
-        read.append(logits_TV - np.log(np.exp(logits_TV).sum(axis=1, keepdims=True)))
+        read.append(log_probabilities(engine, ids))
     found = _Pass(choices.steps, written, read)
     found.texts = texts
+    return found
+
+
+def log_probabilities(engine: Engine, ids: list[int]) -> npt.NDArray[np.float64]:
+    """Return (T, V) natural logarithms of what the model says comes after each token."""
+    logits_TV = engine.logits(ids).astype(np.float64)
+    logits_TV -= logits_TV.max(axis=1, keepdims=True)
+    found: npt.NDArray[np.float64] = logits_TV - np.log(
+        np.exp(logits_TV).sum(axis=1, keepdims=True)
+    )
     return found
 
 

@@ -183,13 +183,34 @@ def smoothing(
         _show_smoothing(report)
 
 
-def _strengths(text: str) -> tuple[float, ...]:
+@app.command()
+def capacity(
+    *,
+    factors: Annotated[
+        str, typer.Option(metavar="F,F,…", help="Times an expert's even share of a step's rows.")
+    ] = "2,1.5,1.2,1",
+    texts: Annotated[int, typer.Option(help="Held-out texts of each domain that are read.")] = 2,
+    model: ModelOption = paths.DEFAULT_MODEL,
+    as_json: JsonOption = False,
+) -> None:
+    """What a capacity factor drops, and what that does to balance and output."""
+    from workbench.bench.capacity import run
+
+    chosen = _strengths(factors, "--factors (", "from 1 to 16")
+    report = run(paths.model_folder(model), factors=chosen, texts=texts)
+    if as_json:
+        print_json(report)
+    else:
+        _show_smoothing(report)
+
+
+def _strengths(
+    text: str, option: str = "--strengths (", allowed: str = "from 0 to 100"
+) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(
-            f"--strengths ({text}) must read B,B,… with numbers from 0 to 100."
-        ) from None
+        raise ConfigError(f"{option}{text}) must read N,N,… with numbers {allowed}.") from None
 
 
 def _show_smoothing(report: dict[str, Any]) -> None:
