@@ -102,6 +102,13 @@ def messages_a_step(readings: Readings, rows: int = ROWS) -> float:
     return float(trace.columns["ranks/messages"].sum() / trace.num_steps)
 
 
+@probe("count", "rows sent to experts / messages between ranks")
+def rows_a_message(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows there are for each message between ranks."""
+    columns = _ranked(readings, rows).columns
+    return float(columns["ranks/rows"].sum() / max(1, columns["ranks/messages"].sum()))
+
+
 @probe("share", "busy / (busy + wait + transfer), over ranks and steps")
 def utilisation(readings: Readings, rows: int = ROWS) -> float:
     """Return the share of time in which ranks compute and do not wait for others."""
