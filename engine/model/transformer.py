@@ -37,7 +37,7 @@ class Transformer(nn.Module):
         """Run T rows through all layers; returns (T, D) before the final norm."""
         x_TD: Tensor = self.embed(step.token_ids_T)
         if (fault := self.faults.embed_rows) is not None:
-            x_TD = fault((step.token_ids_T, x_TD))
+            _, x_TD = fault((step.token_ids_T, x_TD))
         step.rotary = self.rotary(step.positions_T)
         step.places = cache.places(step.slots_T)
         step.clock.mark("embed")

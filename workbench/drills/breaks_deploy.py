@@ -154,9 +154,9 @@ def poison_guest(target: Target) -> None:
     """Let the vector of the padding token, which only the guest's client sends, be no numbers."""
     token = pad_token(target.deployment.require())
 
-    def fault(given: tuple[Tensor, Tensor]) -> Tensor:
+    def fault(given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         token_ids_T, x_TD = given
-        return x_TD.masked_fill((token_ids_T == token)[:, None], float("nan"))
+        return token_ids_T, x_TD.masked_fill((token_ids_T == token)[:, None], float("nan"))
 
     target.inject("embed.rows", fault)
 
