@@ -31,7 +31,7 @@ PATIENCE_STEPS = 400
 """Steps run at most to gather rows."""
 PATIENCE_S = 25.0
 """Seconds spent at most to gather rows."""
-SETTLE_STEPS, SETTLE_S = 60, 6.0
+SETTLE_STEPS, SETTLE_S = 1000, 8.0
 """Steps and seconds waited at most until a change has reached every rank."""
 QUESTIONS = 12
 """Texts asked about; each is cut at `CUTS` places."""
