@@ -23,8 +23,6 @@ from engine.kernels.router import GroupLimit, RouterConfig
 
 _LARGEST = torch.finfo(torch.float32).max
 _SMALLEST = torch.finfo(torch.float32).tiny
-_SOFTMAX_FROM = 512
-"""Weights from which their softmax is faster made of its parts."""
 _KEYS_FROM = 8192
 """Numbers from which sorting keys beats torch's topk on a CPU; the choice is the same."""
 
@@ -111,7 +109,7 @@ def _route_few(logits_TE: Tensor, k: int, explain: bool) -> Selection | None:
     if not _falls(ranked.values.detach()) or not math.isfinite(logits_TE.sum().item()):
         return None
     ids_TK = ranked.indices[:, :k]
-    weights_TK = _softmax(ranked.values[:, :k])
+    weights_TK = torch.softmax(ranked.values[:, :k], dim=-1)
     if not explain:
         return Selection(ids_TK, weights_TK, None, None, None, 0)
     scores_TE = torch.softmax(logits_TE, dim=-1)
@@ -295,9 +293,7 @@ def _weigh(
     if router.score == "sparsemixer":
         weights_TK = _sparsemixer(logits_TE, topk_ids_TK, router.jitter)
     elif router.weighs_logits:  # a softmax over the chosen sums to 1 as it is
-        chosen_TK = logits_TE.gather(-1, topk_ids_TK)
-        softmax = router.score == "softmax"
-        weights_TK = _softmax(chosen_TK) if softmax else _score(chosen_TK, router)
+        weights_TK = _score(logits_TE.gather(-1, topk_ids_TK), router)
     else:
         assert scores_TE is not None
         weights_TK = scores_TE.gather(-1, topk_ids_TK)
@@ -305,14 +301,6 @@ def _weigh(
         total_T1 = weights_TK.sum(-1, keepdim=True) + router.eps
         weights_TK = weights_TK / total_T1.clamp_min(_SMALLEST)
     return weights_TK if router.scale == 1.0 else weights_TK * router.scale
-
-
-def _softmax(chosen_TK: Tensor) -> Tensor:
-    """Return the softmax of each row; of many short rows on a CPU four times as fast as torch's."""
-    if not chosen_TK.is_cpu or chosen_TK.numel() < _SOFTMAX_FROM:
-        return torch.softmax(chosen_TK, dim=-1)
-    powers_TK = torch.exp(chosen_TK - chosen_TK.amax(-1, keepdim=True))
-    return powers_TK / powers_TK.sum(-1, keepdim=True)
 
 
 def _sparsemixer(logits_TE: Tensor, topk_ids_T2: Tensor, jitter: float) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import TraceError
-from engine.events import RequestEvent
+from engine.events import RequestEvent, no_formats
 from tests.widgets.examples import long_request
 from workbench.trace import Trace
 from workbench.trace.synthetic import decision, start_event, step_event
@@ -128,6 +128,7 @@ def test_a_dense_model_has_tokens_and_no_layers():
     for name in ("topk_ids", "phy_ids", "topk_weights"):
         setattr(event, name, getattr(event, name)[:, :0, :0])
     event.margins = event.margins[:, :0]
+    event.formats, event.units = no_formats(), ()
     state = stepper_state(Trace.from_events(start, [(0, event)]))
     assert state["tokens"][0]["layers"] == [] and state["engine"]["layers"] == []
 
