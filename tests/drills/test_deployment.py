@@ -8,9 +8,10 @@ import pytest
 
 from engine.errors import ConfigError, RequestError
 from workbench import paths
-from workbench.drills.deployment import Deployment, Extent, rename
+from workbench.drills.deployment import Deployment, Extent
 from workbench.drills.jobs import Auditor, Job, Rebalancer, job
 from workbench.drills.proof import compared, hashes
+from workbench.drills.weights_file import rename
 
 MODEL = paths.model_folder(paths.DEFAULT_MODEL)
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, RoutingError, nearest
-from workbench.drills.deployment import FIXED, READY_BY, WEIGHTS, rename
+from workbench.drills.deployment import FIXED, READY_BY
 from workbench.drills.hands import Hands, act, act_where
+from workbench.drills.weights_file import WEIGHTS, rename
 from workbench.trace.trace import Trace
 
 WITHOUT_EFFECT = {

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import ConfigError
-from workbench.drills.deployment import PROCESS, WEIGHTS, rename
+from workbench.drills.deployment import PROCESS
 from workbench.drills.evidence import pad_token
 from workbench.drills.injector import Target, action
 from workbench.drills.jobs import Auditor
 from workbench.drills.screens import Screens
+from workbench.drills.weights_file import WEIGHTS, rename
 
 if TYPE_CHECKING:
     from torch import Tensor

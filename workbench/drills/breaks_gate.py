@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.drills.deployment import WEIGHTS
 from workbench.drills.injector import Target, action
+from workbench.drills.weights_file import WEIGHTS
 
 if TYPE_CHECKING:
     from torch import Tensor

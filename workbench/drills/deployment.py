@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 BASE: Mapping[str, Any] = {"num_blocks": 1024, "num_threads": 1, "drill": True}
 """Options of every drill's engine unless its file says otherwise."""
-WEIGHTS = "model.safetensors"
 READY_BY = COMPLETION, PROCESS = ("completion", "process")
 """An instance is ready when a completion succeeds, or when its process lives."""
 FIXED = ("model", "drill", "run_on", "num_devices", "num_ranks", "attention_ranks", "num_threads")
@@ -90,6 +89,8 @@ class Deployment:
         self._stream: Telemetry | None = None
         self.ready_by = COMPLETION
         """How the gateway tells which instance is ready: one of `READY_BY`."""
+        self.broken_off = False
+        """Whether a step was left in its middle: then ranks may still be answering it."""
         self._standing: dict[str, Standing] = {}
         self._healers: list[Callable[[], None]] = []
         self._ranks: dict[int, int] = {}
@@ -303,7 +304,10 @@ class Deployment:
         """Whether ranks are gone, new, or no longer hold what they held at the start."""
         assert self.engine is not None
         table = self.engine.table
-        return dict(self.engine.ranks) != self._ranks or (bool(self._ranks) and table.version > 0)
+        if not self._ranks:
+            return False
+        moved = self.broken_off or table.version > 0
+        return moved or dict(self.engine.ranks) != self._ranks
 
     def _heal_outside(self) -> None:
         while self._healers:
@@ -354,6 +358,7 @@ class Deployment:
 
     def _opened(self) -> None:
         assert self.engine is not None
+        self.broken_off = False
         self.generation += 1
         self._ranks = dict(self.engine.ranks)
         for point, standing in self._standing.items():
@@ -379,21 +384,3 @@ class Deployment:
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
         return folder
-
-
-def rename(path: Path, old: str, new: str) -> None:
-    """Rename a tensor in the header of a safetensors file; all else stays to the byte.
-
-    Raises:
-        ConfigError: it has no such tensor, or the new name is in the way.
-    """
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    raw, names = content[8 : 8 + size].rstrip(b" "), json.loads(content[8 : 8 + size])
-    if old not in names:
-        raise ConfigError(f"{path.name} has no tensor {old!r}{nearest(old, names)}")
-    if new in names:
-        raise ConfigError(f"{path.name} has a tensor {new!r} already.")
-    raw = raw.replace(json.dumps(old).encode(), json.dumps(new).encode())
-    raw += b" " * (-len(raw) % 8)
-    path.write_bytes(len(raw).to_bytes(8, "little") + raw + content[8 + size :])

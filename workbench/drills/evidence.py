@@ -108,6 +108,9 @@ class Evidence:
         except WorkbenchError as ended:
             self._deployment.crashed(str(ended))
             return []
+        except BaseException:  # a signal in the middle of a talk with the ranks
+            self._deployment.broken_off = True
+            raise
         self.traffic.settle(outputs)
         if any(output.finished and output.request_id == self._guest_id for output in outputs):
             self._guest_id = -1

@@ -182,7 +182,7 @@ def _facts(session: Session, journal: str, stream: Telemetry, parent: str | None
     host, port = stream.address
     return {
         "drill": session.scenario.id,
-        "model": str(session.engine.config.model),
+        "model": str(session.deployment.published),
         "hashes": session.hashes,
         "journal": journal,
         "address": [host, port],

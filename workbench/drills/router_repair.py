@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.drills.deployment import WEIGHTS
+from workbench.drills.weights_file import WEIGHTS
 
 BATCH, CONTEXT, WINDOWS = 6, 64, 8
 """Windows of a step and their tokens, and the windows that a gate is turned away by."""
