@@ -10,62 +10,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from engine.config import EXCHANGES, one_of, within
 from engine.errors import FaultError, RoutingError
 from engine.events import ControlEvent, Sink
 from engine.faults import ONLY_IN_DRILLS, Fault, Faults
 from engine.routing.capacity import NOT_DETERMINISTIC
-from engine.routing.policy import LayerPolicy, RoutingPolicy
+from engine.routing.policy import RoutingPolicy
 from engine.routing.precision import MODES, Precision, Thresholds
 from engine.routing.precision.thresholds import units_in_words
 from engine.routing.table import RoutingTable
 from engine.runtime.arguments import check_travels, is_number, layer_of, number_of, whole
+from engine.runtime.door import Door, InForce, Order, in_words
 from engine.runtime.results import EngineStats
-
-
-class InForce(NamedTuple):
-    """A policy and what it means layer by layer, swapped together."""
-
-    policy: RoutingPolicy
-    layers: tuple[LayerPolicy | None, ...]
-    """One per MoE layer, None where nothing is set."""
-    words: str
-    """The policy written down; the same for the same policy."""
-
-    @classmethod
-    def of(cls, policy: RoutingPolicy) -> InForce:
-        """Work out what a policy means."""
-        return cls(policy, policy.layers(), str(_in_words(policy)))
-
-
-class Order(NamedTuple):
-    """Something only the thread that steps the engine can do, because ranks must take part."""
-
-    action: str
-    """`publish_table`, `drain`, `add_rank`, `set_fault` or `set_exchange`."""
-    value: Any
-
-
-@dataclass(slots=True)
-class Door:
-    """Orders on their way to an engine on several ranks."""
-
-    num_ranks: int = 1
-    drill: bool = False
-    deterministic: bool = False
-    both_formats: bool = False
-    """Whether the engine holds its experts in its own format and in int8."""
-    orders: deque[Order] = field(default_factory=deque)
-
-    @property
-    def stages(self) -> bool:
-        """Whether a change must reach other processes first."""
-        return self.num_ranks > 1
 
 
 class Control:
@@ -241,7 +201,7 @@ class Control:
                 f"the policy is for (layers, experts, top_k) {shape}; this engine runs {wanted}."
             )
         self._change(lambda current: policy.checked())
-        self._say("set_policy", **_in_words(policy))
+        self._say("set_policy", **in_words(policy))
 
     def clear_policy(self) -> None:
         """Forget all bans, forced experts and biases, switch smoothing and capacity off.
@@ -436,7 +396,7 @@ class Control:
             "table_sha256": self._table.sha256(),
             "rank_of_phy": self._table.rank_of_phy.tolist(),
             "canary": self._canary,
-            **_in_words(self.policy),
+            **in_words(self.policy),
             "faults": list(self._faults.active()),
             **self._stats().as_dict(),
         }
@@ -483,16 +443,3 @@ class Control:
 
 _EQUAL = {"equal": True}
 """What a canary would say of a table that had none."""
-
-
-def _in_words(policy: RoutingPolicy) -> dict[str, Any]:
-    return {
-        "banned": sorted(policy.banned),
-        "forced": sorted(policy.forced),
-        "bias": [[*cell, value] for cell, value in sorted(policy.bias.items())],
-        "smoothing": policy.smoothing,
-        "smoothing_window": policy.smoothing_window,
-        "smoothing_decay": policy.smoothing_decay,
-        "capacity_factor": policy.capacity_factor,
-        "precision": policy.precision.in_words(),
-    }

@@ -42,8 +42,9 @@ from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
 from engine.runtime.canary import Canary
-from engine.runtime.control import Control, Door
+from engine.runtime.control import Control
 from engine.runtime.deciding import Deciding
+from engine.runtime.door import Door
 from engine.runtime.draft.drafter import Drafter
 from engine.runtime.draft.load import open_draft
 from engine.runtime.membership import Membership

@@ -16,7 +16,8 @@ from engine.cluster.messages import SetFault
 from engine.errors import RankError
 from engine.routing.survivors import Roles, levelled, without
 from engine.routing.table import RoutingTable
-from engine.runtime.control import Control, Order
+from engine.runtime.control import Control
+from engine.runtime.door import Order
 from engine.runtime.migration import Migration
 from engine.runtime.ranked import RankedRunner
 from engine.runtime.scheduler import Schedule, Scheduler

@@ -20,7 +20,7 @@ from engine.model.batch import Draw, Span
 from engine.model.step import StageClock
 from engine.routing.speculation import num_kept
 from engine.routing.table import RoutingTable
-from engine.runtime.control import InForce
+from engine.runtime.door import InForce
 from engine.runtime.draft.rejection import redraw
 from engine.runtime.scheduler import Chunk, Schedule
 
