@@ -186,7 +186,7 @@ def test_other_drills_are_walked_through_by_their_own_repairs(
     page.locator(f'[data-send="start"][value="{drill}"]').click()
     page.locator('[data-bind="s0o"]', has_text="fail").wait_for(timeout=180_000)
     visit.wait_for_text("options", "num_blocks")
-    page.locator(f'input[value="{cause}"]').check()
+    page.locator(f'input[type="radio"][value="{cause}"]').check()
     page.get_by_role("button", name="Name it").click()
     page.locator("summary", has_text=re.compile(f"^{act} ")).click()
     for name, value in fields.items():

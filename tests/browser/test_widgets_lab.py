@@ -59,7 +59,7 @@ def test_the_map_in_a_notebook(visit, notebook):
     row, column = np.unravel_index(values.argmax(), values.shape)
     line = page.locator(".trw-value").first.inner_text()
     assert line.startswith(f"Highest: layer {row}, expert {column}: ")
-    assert float(line.split(": ")[2].split(" ")[0]) == pytest.approx(values.max(), abs=0.02)
+    assert float(line.split(": ")[2].split("×")[0]) == pytest.approx(values.max(), abs=0.02)
 
     # 1. The keys move the cell cursor and nothing else: not the notebook's cell, not its commands.
     before = notebook.num_cells

@@ -272,7 +272,7 @@ def test_text_and_picture_move_together_by_keys_mouse_and_program(visit, shown):
     page.keyboard.press("Home")
     page.keyboard.press("ArrowUp")
     assert (stepper.get_attribute("data-token"), stepper.get_attribute("data-layer")) == ("0", "0")
-    assert "nothing to compare" in stepper.locator(".trw-neighbour").inner_text()
+    assert "none before it to compare" in stepper.locator(".trw-neighbour").inner_text()
 
     # A click on a token and on a layer; the keys work from there.
     stepper.locator(".trw-chip").nth(5).click()
