@@ -195,6 +195,8 @@ def test_other_drills_are_walked_through_by_their_own_repairs(
     page.locator(f'input[type="radio"][value="{cause}"]').check()
     page.get_by_role("button", name="Name it").click()
     page.locator('[data-bind="diagnosis"]:not(:empty)').first.wait_for()
+    page.wait_for_timeout(1000)
+    page.locator('[data-bind="busy"]:empty').first.wait_for(state="attached")
     page.locator("summary", has_text=re.compile(f"^{act} ")).click()
     for name, value in fields.items():
         page.locator(f'details[open] input[name="{name}"]').fill(value)
