@@ -143,8 +143,16 @@ class Session:
         """Send a control message in the background; a refusal becomes the notice."""
         self.later(lambda: self.source.control(action, **detail), lambda answer: None)
 
-    def later(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run `work` on another thread and `then` here; a refusal becomes the notice."""
+    def later(
+        self,
+        work: Callable[[], T],
+        then: Callable[[T], None],
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run `work` on another thread and `then` here; a refusal becomes the notice.
+
+        `after` runs here in the end, however the work went.
+        """
 
         async def run(result: Awaitable[T]) -> None:
             try:
@@ -152,6 +160,8 @@ class Session:
                 self.notice = ""
             except WorkbenchError as refusal:
                 self.notice = str(refusal)
+            finally:
+                after()
 
         task = asyncio.get_running_loop().create_task(run(asyncio.to_thread(work)))
         self._tasks.add(task)

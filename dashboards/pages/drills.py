@@ -6,7 +6,8 @@ of it what an operator would.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dashboards.drill_room import ENDED, NONE, RUNNING, STARTING, DrillRoom
 from dashboards.maps import PageMap
 from dashboards.session import Fetched, Session, builder
 from dashboards.source import Snapshot
+from dashboards.turns import Turns
 from engine.errors import WorkbenchError
 from workbench.drills.stages import STAGES
 from workbench.output import count
@@ -48,7 +50,7 @@ class Drills(Session):
         """Make both maps."""
         self.listed: Fetched[tuple[dict[str, Any], ...]] = Fetched(self, self._list, 3600.0)
         self.polled: Fetched[int] = Fetched(self, self._poll, READ_EVERY_S)
-        self.busy = ""
+        self.turns = Turns(self)
         self.answers: dict[str, tuple[str, str]] = {}
         """The act that was tried last: tone, and how it went."""
         self._drawn: Any = None
@@ -92,7 +94,7 @@ class Drills(Session):
             *super().news(snapshot),
             self.room.count,
             self.listed.count,
-            self.busy,
+            self.turns.said,
             *self.answers.values(),
         )
 
@@ -111,35 +113,35 @@ class Drills(Session):
         self.devices.draw(fair_shares(rows_LG))
 
     def on_action(self, name: str, value: Any) -> None:
-        """Do what the learner asks for."""
-        room = self.room
+        """Do what the learner asks for, after what was asked for before."""
+        room, do = self.room, partial(self._do, (name, str(value)))
         if name == "start" and isinstance(value, str):
-            self._do("Starting", lambda: room.start(value))
+            do("Starting", lambda: room.start(value))
         elif name == "incident" and str(value).isdigit():
-            self._do("Starting", lambda: room.start_incident(int(value)))
+            do("Starting", lambda: room.start_incident(int(value)))
         elif name == "remark" and isinstance(value, dict):
-            self._do("Noting", lambda: room.ask("remark", drill_words.remark(value)))
+            do("Noting", lambda: room.ask("remark", drill_words.remark(value)))
         elif name == "cancel":
             room.cancel()
         elif name == "observe":
-            self._do("Measuring", lambda: room.ask("observe"))
+            do("Measuring", lambda: room.ask("observe"))
         elif name == "check":
-            self._do("Checking and measuring", lambda: self._and_measure(room.ask("check")))
+            do("Checking and measuring", lambda: self._and_measure(room.ask("check")))
         elif name == "hint":
-            self._do("Asking", lambda: room.ask("hint"))
+            do("Asking", lambda: room.ask("hint"))
         elif name == "finish":
-            self._do("Checking, grading, restoring", lambda: room.ask("finish"))
+            do("Checking, grading, restoring", lambda: room.ask("finish"))
         elif name == "leave":
             room.leave()
         elif name == "diagnose" and isinstance(value, dict) and "option" in value:
-            self._do("Noting", lambda: room.ask("diagnose", str(value["option"])))
+            do("Noting", lambda: room.ask("diagnose", str(value["option"])))
         elif name == "act" and isinstance(value, dict):
-            self._do("Acting, then measuring again", lambda: self._act(value))
+            do("Acting, then measuring again", lambda: self._act(value))
 
     def values(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return what the present phase says."""
         room = self.room
-        common = {"busy": self.busy, "failure": self.listed.failure}
+        common = {"busy": self.turns.said, "failure": self.listed.failure}
         if room.phase == STARTING:
             return {**common, "starting": room.starting, **_stages(room)}
         if room.phase != RUNNING:
@@ -180,7 +182,7 @@ class Drills(Session):
         if self.room.phase == NONE and self.polled.count % 3 == 1:
             self.room.join()
         self.room.refresh()
-        if not self.busy:
+        if not self.turns.said:
             self.room.catch_up()
         return self.room.count
 
@@ -211,19 +213,14 @@ class Drills(Session):
             self.room.ask("observe")
         return answer
 
-    def _do(self, word: str, work: Any) -> None:
-        """Do one thing at a time, in the background."""
-        if self.busy:
-            return
-        self.busy = f"{word} …"
+    def _do(self, key: Hashable, word: str, work: Callable[[], Any]) -> None:
+        """Do `work` in its turn, unless the drill it was meant for is over by then."""
+        phase = self.room.phase
 
-        def done() -> Any:
-            try:
-                return work()
-            finally:
-                self.busy = ""
+        def unless_over() -> Any:
+            return work() if self.room.phase == phase else None
 
-        self.later(done, lambda answer: None)
+        self.turns.ask(key, word, unless_over)
 
 
 build = builder(Drills)

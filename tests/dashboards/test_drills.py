@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -324,6 +325,35 @@ def test_a_cancel_that_comes_too_late_ends_the_drill_all_the_same(source, drill,
     monkeypatch.setattr(workbench.drills, "start", start)
     page = visit(source, START)
     assert page.room.phase == NONE and not drill.running
+
+
+def test_a_click_during_a_measurement_waits_its_turn_unless_the_drill_ends(source, drill):
+    """Some seconds pass in a measurement; a repair that is then clicked must not be lost."""
+    free, measure = threading.Event(), drill.observe
+
+    def observe() -> dict[str, Any]:
+        assert free.wait(10)
+        return measure()
+
+    async def run() -> Drills:
+        page = Drills(source, "light", {}, frame_of({}, "light"))
+        clicks = [("start", "hot-expert"), ("observe", None), ("act", {"act": "rebalance"})]
+        clicks += [("finish", None), ("diagnose", {"option": "hot-expert"})]
+        page.on_action(*clicks[0])
+        while page.turns.said:
+            await asyncio.sleep(0.01)
+        drill.observe = observe
+        for click in clicks[1:]:
+            page.on_action(*click)
+        free.set()
+        while page.turns.said:
+            await asyncio.sleep(0.01)
+        return page
+
+    page = asyncio.run(run())
+    assert [act for act, _ in drill.calls] == ["rebalance"]
+    assert page.room.phase == ENDED and drill.named is None
+    assert "✓ did rebalance" in page.answers["rebalance"][1]
 
 
 def test_wrong_words_in_a_form_are_one_sentence_and_change_nothing(source, drill):
