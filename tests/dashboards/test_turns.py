@@ -1,4 +1,4 @@
-"""Clicks while the page is at work: each waits for its turn, a second click is none, none is lost."""
+"""Clicks while the page is at work: each waits for its turn, none is lost, a second is none."""
 
 from __future__ import annotations
 
