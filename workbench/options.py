@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.errors import ConfigError
 from workbench import paths
+from workbench.output import say
 
 if TYPE_CHECKING:
     from engine import Engine
     from engine.events import Sink
+    from workbench.policy import Policy
 
 ModelOption = Annotated[
     str,
@@ -177,6 +180,66 @@ def number_formats(dtype: str | None, precision: str) -> tuple[str, str]:
     return dtype or ("bfloat16" if precision == "auto" else "float32"), precision
 
 
+DRAFTING = {"draft_tokens": 4, "draft_length": "adaptive", "draft_sampling": "same"}
+"""How a draft proposes unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftOptions:
+    """Who proposes tokens, and how far."""
+
+    draft: DraftOption = None
+    draft_tokens: DraftTokensOption = 4
+    draft_length: DraftLengthOption = "adaptive"
+    draft_sampling: DraftSamplingOption = "same"
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return what the engine's config says of it; say so where an option has no effect."""
+        folder = None if self.draft is None else paths.model_folder(self.draft)
+        idle = [name for name, usual in DRAFTING.items() if getattr(self, name) != usual]
+        if folder is None and idle:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+            say(f"without --draft there is nothing to do for {names}")
+        return asdict(self) | {"draft": folder}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyOptions:
+    """What is asked of the gate."""
+
+    force_experts: ForceOption = None
+    ban_expert: BanOption = None
+    bias: BiasOption = None
+    smoothing: SmoothingOption = None
+
+    def policy(self) -> Policy:
+        """Return it as read.
+
+        Raises:
+            ConfigError: a value has another form.
+        """
+        from workbench.policy import Policy
+
+        return Policy.parse(
+            self.force_experts, self.ban_expert or (), self.bias or (), self.smoothing
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankOptions:
+    """Where the work is spread."""
+
+    ranks: RanksOption = 1
+    attention_ranks: AttentionRanksOption = 0
+    run_on: RunOnOption = "cpu"
+    exchange: ExchangeOption = "grouped"
+
+    def engine_options(self) -> dict[str, Any]:
+        """Return what the engine's config says of it."""
+        named = asdict(self)
+        return {"num_ranks": named.pop("ranks"), **named}
+
+
 def open_engine(
     *,
     model: str,
@@ -186,16 +249,10 @@ def open_engine(
     sink: Sink,
     hash_logits: bool = False,
     precision: str = "model",
-    ranks: int = 1,
-    exchange: str = "grouped",
-    attention_ranks: int = 0,
-    run_on: str = "cpu",
-    draft: str | None = None,
-    draft_tokens: int = 4,
-    draft_length: str = "adaptive",
-    draft_sampling: str = "same",
-    capacity_factor: float | None = None,
     thresholds: Path | None = None,
+    capacity_factor: float | None = None,
+    ranks: RankOptions | None = None,
+    drafts: DraftOptions | None = None,
 ) -> Engine:
     """Start an engine as the shared options say; the caller closes it.
 
@@ -214,14 +271,8 @@ def open_engine(
         hash_logits=hash_logits,
         precision=precision,
         precision_file=thresholds,
-        num_ranks=ranks,
-        exchange=exchange,
-        attention_ranks=attention_ranks,
-        run_on=run_on,
-        draft=paths.model_folder(draft) if draft is not None else None,
-        draft_tokens=draft_tokens,
-        draft_length=draft_length,
-        draft_sampling=draft_sampling,
         capacity_factor=capacity_factor,
+        **(ranks or RankOptions()).engine_options(),
+        **(drafts or DraftOptions()).engine_options(),
     )
     return Engine(config, sink=sink)

@@ -104,6 +104,21 @@ class EngineConfig:
         if not isinstance(self.model, str | Path) or not str(self.model):
             raise ConfigError(f"model ({self.model!r}) must name a folder with config.json.")
         one_of("dtype", self.dtype, DTYPES)
+        one_of("precision", self.precision, PRECISIONS)
+        for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
+            at_least(name, getattr(self, name), 1)
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 1)
+        if self.num_threads is not None:
+            within("num_threads", self.num_threads, 1, MAX_THREADS)
+        within("seed", self.seed, 0, MAX_SEED)
+        self._check_draft()
+        self._check_places()
+        self._check_times()
+        self._check_capacity()
+        self._check_formats()
+
+    def _check_draft(self) -> None:
         within("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
         one_of("draft_length", self.draft_length, DRAFT_LENGTHS)
         one_of("draft_sampling", self.draft_sampling, DRAFT_SAMPLINGS)
@@ -117,9 +132,8 @@ class EngineConfig:
                 f"draft ({self.draft}) must be left out with num_ranks ({self.num_ranks}): a draft "
                 "proposes to one process only; drop one of the two."
             )
-        one_of("precision", self.precision, PRECISIONS)
-        for name in ("max_running", "max_step_tokens", "block_size", "num_blocks"):
-            at_least(name, getattr(self, name), 1)
+
+    def _check_places(self) -> None:
         within("num_devices", self.num_devices, 1, MAX_DEVICES)
         within("num_ranks", self.num_ranks, 1, MAX_RANKS)
         if self.num_ranks > 1 and self.num_devices not in (1, self.num_ranks):
@@ -138,6 +152,8 @@ class EngineConfig:
         one_of("run_on", self.run_on, DEVICES)
         one_of("exchange", self.exchange, EXCHANGES)
         at_least("small_batch_rows", self.small_batch_rows, 0)
+
+    def _check_times(self) -> None:
         for name in ("exchange_timeout_s", "heartbeat_timeout_s", "migration_deadline_s"):
             if not 0 < number(name, getattr(self, name)) <= 3600:
                 raise ConfigError(
@@ -148,34 +164,34 @@ class EngineConfig:
                 f"priority_step_s ({self.priority_step_s}) must be above 0 and at most 86400 "
                 "seconds."
             )
-        if self.max_model_len is not None:
-            at_least("max_model_len", self.max_model_len, 1)
-        if self.num_threads is not None:
-            within("num_threads", self.num_threads, 1, MAX_THREADS)
-        within("seed", self.seed, 0, MAX_SEED)
-        if (factor := self.capacity_factor) is not None:
-            if not 1 <= number("capacity_factor", factor) <= 16:
-                raise ConfigError(
-                    f"capacity_factor ({factor}) must lie between 1 and 16, usual are 1.2 to 2; "
-                    "leave it out to drop nothing."
-                )
-            if self.deterministic:
-                raise ConfigError(
-                    f"capacity_factor ({factor}) must be left out in deterministic mode, because "
-                    "which rows are dropped depends on the other rows of the step; drop one of "
-                    "the two."
-                )
-        if self.deterministic and self.dtype != "float32":
+
+    def _check_capacity(self) -> None:
+        if (factor := self.capacity_factor) is None:
+            return
+        if not 1 <= number("capacity_factor", factor) <= 16:
             raise ConfigError(
-                f"dtype ({self.dtype}) must be float32 in deterministic mode; "
-                "drop --deterministic or take --dtype float32."
+                f"capacity_factor ({factor}) must lie between 1 and 16, usual are 1.2 to 2; "
+                "leave it out to drop nothing."
             )
+        if self.deterministic:
+            raise ConfigError(
+                f"capacity_factor ({factor}) must be left out in deterministic mode, because "
+                "which rows are dropped depends on the other rows of the step; drop one of "
+                "the two."
+            )
+
+    def _check_formats(self) -> None:
         if self.deterministic and self.precision != "model":
             why = "a unit's vote depends on the rows beside it"
             raise ConfigError(
                 f"precision ({self.precision}) must be model in deterministic mode, "
                 f"{'for ' + why if self.precision == 'auto' else 'which runs in fp32'}; drop one "
                 "of the two."
+            )
+        if self.deterministic and self.dtype != "float32":
+            raise ConfigError(
+                f"dtype ({self.dtype}) must be float32 in deterministic mode; "
+                "drop --deterministic or take --dtype float32."
             )
         if self.precision == "auto" and (self.num_ranks > 1 or self.run_on != "cpu"):
             raise ConfigError(

@@ -27,7 +27,7 @@ from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
 from engine.cluster.weights import load_model, weights_sha256
-from engine.config import EngineConfig, SamplingParams
+from engine.config import EngineConfig, ModelConfig, SamplingParams
 from engine.errors import RequestError, RoutingError
 from engine.events import NullSink, Sink
 from engine.faults import Faults
@@ -46,7 +46,7 @@ from engine.runtime.control import Control
 from engine.runtime.deciding import Deciding
 from engine.runtime.door import Door
 from engine.runtime.draft.drafter import Drafter
-from engine.runtime.draft.load import open_draft
+from engine.runtime.draft.load import check_draft, open_draft
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
 from engine.runtime.outbox import Outbox
@@ -90,7 +90,9 @@ class Engine:
         # No sequence outgrows the cache, however long a text the config allows.
         num_positions = min(self.max_model_len, config.num_blocks * config.block_size)
         # The files are held against the config before any memory is taken by its word.
-        own = None
+        own, draft = None, None
+        if config.draft is not None:
+            draft = check_draft(config, model, self.tokenizer)
         if config.num_ranks == 1:
             own = self._own_rank(num_positions)
         else:
@@ -118,8 +120,8 @@ class Engine:
         self._membership: Membership | None = None
         if own is not None:
             self._runner = Runner(own)
-            if config.draft is not None:
-                self._drafter = self._open_drafter(own, num_positions)
+            if draft is not None:
+                self._drafter = self._open_drafter(own, draft, num_positions)
         else:
             self._on_ranks(Ranks(config, num_positions, table), door)
         give_ranges(
@@ -406,10 +408,10 @@ class Engine:
             )
         return rank
 
-    def _open_drafter(self, own: Rank, num_positions: int) -> Drafter:
+    def _open_drafter(self, own: Rank, draft: ModelConfig, num_positions: int) -> Drafter:
         """Load the draft and let it propose."""
         config = self.config
-        network = open_draft(config, self.model_config, self.tokenizer, num_positions)
+        network = open_draft(config, draft, num_positions)
         policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
         by_chance = config.draft_sampling == "rejection"
         return Drafter(

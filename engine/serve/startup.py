@@ -24,7 +24,9 @@ from engine.config import ModelConfig
 from engine.errors import MachineError
 from engine.events import Filtered, Sink, Tee
 from engine.exchange.group import Group, host_store
+from engine.runtime.draft.load import check_draft
 from engine.runtime.engine import Engine
+from engine.runtime.start import tokenizer_of
 from engine.runtime.telemetry import Telemetry
 from engine.serve.app import application
 from engine.serve.audit import Audit
@@ -100,7 +102,7 @@ def started(config: ServeConfig, say: Say = lambda words: None) -> Iterator[Serv
             audit = stack.enter_context(closing(Audit(config.audit_log)))
             model = read_config(config.engine.model)
             chat = ChatFormat(config.engine.model)
-            found(f"model {config.model_name}, {_shape(model)}")
+            found(f"model {config.model_name}, {_shape(model)}{_drafted(config, model)}")
             found("keys from a file" if keys else "no keys: this machine may infer and observe")
         with stages.stage("process group") as found:
             found(_tried_out(config))
@@ -157,6 +159,18 @@ def _shape(model: ModelConfig) -> str:
     if not model.is_moe:
         return f"{model.num_layers} dense layers"
     return f"{model.num_layers} layers of {model.num_experts} experts, top-{model.top_k}"
+
+
+def _drafted(config: ServeConfig, model: ModelConfig) -> str:
+    """Hold the draft against the model; returns what to say of it, nothing without one."""
+    if (folder := config.engine.draft) is None:
+        return ""
+    draft = check_draft(config.engine, model, tokenizer_of(config.engine, model))
+    engine = config.engine
+    return (
+        f"; {Path(folder).resolve().name} of {draft.num_layers} dense layers proposes "
+        f"{'up to ' if engine.draft_length == 'adaptive' else ''}{engine.draft_tokens} tokens"
+    )
 
 
 def _tried_out(config: ServeConfig) -> str:

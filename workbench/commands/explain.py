@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench import paths
+from workbench.grouped import grouped
 from workbench.options import (
     SHOWN_DEVICES,
     AskedDtypeOption,
-    BanOption,
-    BiasOption,
     CapacityOption,
     DeterministicOption,
     DevicesOption,
-    DraftOption,
-    ForceOption,
+    DraftOptions,
     JsonOption,
     ModelOption,
+    PolicyOptions,
     PrecisionOption,
-    SmoothingOption,
     ThresholdsOption,
     open_engine,
 )
@@ -37,11 +35,12 @@ if TYPE_CHECKING:
 BAR_CELLS = 10
 
 
+@grouped
 def explain(
+    *,
     text: Annotated[
         str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
     ] = None,
-    *,
     token: Annotated[
         int,
         typer.Option(metavar="I", help="Which token; 0 is the prompt's first, new ones follow."),
@@ -56,12 +55,9 @@ def explain(
     precision: PrecisionOption = "model",
     thresholds: ThresholdsOption = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens to write after the prompt.")] = 0,
-    draft: DraftOption = None,
+    drafts: DraftOptions,
     deterministic: DeterministicOption = False,
-    force_experts: ForceOption = None,
-    ban_expert: BanOption = None,
-    bias: BiasOption = None,
-    smoothing: SmoothingOption = None,
+    asked_of_gate: PolicyOptions,
     capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,16 +67,14 @@ def explain(
     policy, beside the one without it, and what the model says comes next is compared: what if?
     """
     from workbench import report
-    from workbench.policy import Policy
     from workbench.prompts import read_prompt
 
-    prompt = read_prompt(text, prompt_file)
     found = decide(
-        prompt,
+        read_prompt(text, prompt_file),
         token=token,
         layer=layer,
         max_tokens=max_tokens,
-        policy=Policy.parse(force_experts, ban_expert or (), bias or (), smoothing),
+        policy=asked_of_gate.policy(),
         model=model,
         dtype=dtype,
         precision=precision,
@@ -88,7 +82,7 @@ def explain(
         devices=devices,
         deterministic=deterministic,
         capacity_factor=capacity_factor,
-        draft=draft,
+        drafts=drafts,
     )
     decisions, token_text, compared = found
     result = report.explanation(decisions[-1], index=token, text=token_text)

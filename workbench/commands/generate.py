@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench import paths
+from workbench.grouped import grouped
 from workbench.options import (
     AskedDtypeOption,
-    AttentionRanksOption,
-    BanOption,
-    BiasOption,
     CapacityOption,
     DeterministicOption,
     DevicesOption,
-    DraftLengthOption,
-    DraftOption,
-    DraftSamplingOption,
-    DraftTokensOption,
-    ExchangeOption,
-    ForceOption,
+    DraftOptions,
     JsonOption,
     ModelOption,
+    PolicyOptions,
     PrecisionOption,
-    RanksOption,
-    RunOnOption,
+    RankOptions,
     SeedOption,
-    SmoothingOption,
     ThresholdsOption,
     open_engine,
 )
@@ -42,52 +35,62 @@ if TYPE_CHECKING:
     from workbench.policy import Policy
     from workbench.trace import Recorder
 
-TextArgument = Annotated[
-    str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
-]
 PromptFileOption = Annotated[
     Path | None, typer.Option("--prompt-file", metavar="FILE", help="Read the prompt from it.")
-]
-TopPOption = Annotated[
-    float, typer.Option(help="Keep the likeliest tokens up to this probability.")
-]
-StopOption = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")
 ]
 TraceOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write all rows to a .moetrace file.")
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextOptions:
+    """What to continue, how far and how."""
+
+    text: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)
+    ] = None
+    prompt_file: PromptFileOption = None
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens; 0 only runs the prompt.")] = 64
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens up to this probability.")
+    ] = 1.0
+    seed: SeedOption = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End before this text; may be repeated."),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Return how to sample."""
+        from engine import SamplingParams
+
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=tuple(self.stop or ()),
+        )
+
+
+@grouped
 def generate(
-    text: TextArgument = None,
     *,
-    prompt_file: PromptFileOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens; 0 only runs the prompt.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
-    top_p: TopPOption = 1.0,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    devices: DevicesOption = 1,
-    ranks: RanksOption = 1,
-    attention_ranks: AttentionRanksOption = 0,
-    run_on: RunOnOption = "cpu",
-    exchange: ExchangeOption = "grouped",
+    asked: TextOptions,
     model: ModelOption = paths.DEFAULT_MODEL,
+    devices: DevicesOption = 1,
+    ranks: RankOptions,
     dtype: AskedDtypeOption = None,
     precision: PrecisionOption = "model",
     thresholds: ThresholdsOption = None,
-    draft: DraftOption = None,
-    draft_tokens: DraftTokensOption = 4,
-    draft_length: DraftLengthOption = "adaptive",
-    draft_sampling: DraftSamplingOption = "same",
+    drafts: DraftOptions,
     deterministic: DeterministicOption = False,
     trace: TraceOption = None,
-    force_experts: ForceOption = None,
-    ban_expert: BanOption = None,
-    bias: BiasOption = None,
-    smoothing: SmoothingOption = None,
+    asked_of_gate: PolicyOptions,
     capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,21 +98,11 @@ def generate(
 
     Standard output gets only what the model writes after TEXT; the report goes to standard error.
     """
-    from engine import SamplingParams
-    from workbench.policy import Policy
     from workbench.prompts import read_prompt
     from workbench.trace.store import check_place
 
-    prompt = read_prompt(text, prompt_file)
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-    policy = Policy.parse(force_experts, ban_expert or (), bias or (), smoothing)
+    prompt, params = read_prompt(asked.text, asked.prompt_file), asked.params()
+    policy = asked_of_gate.policy()
     if trace is not None:
         check_place(trace)
     _run(
@@ -125,13 +118,7 @@ def generate(
         precision=precision,
         thresholds=thresholds,
         ranks=ranks,
-        exchange=exchange,
-        attention_ranks=attention_ranks,
-        run_on=run_on,
-        draft=draft,
-        draft_tokens=draft_tokens,
-        draft_length=draft_length,
-        draft_sampling=draft_sampling,
+        drafts=drafts,
         capacity_factor=capacity_factor,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.checkpoint.load import read_config
+from engine.checkpoint.load import check_fit, read_config
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.model.tokenizer import Tokenizer
@@ -13,16 +13,16 @@ from engine.runtime.draft.network import DraftNetwork
 FAMILY = "qwen3"
 
 
-def open_draft(
-    config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer, num_positions: int
-) -> DraftNetwork:
-    """Load `config.draft` for a target.
+def check_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """Hold `config.draft` against a target before any weight of either is read.
 
     Args:
         config: of the engine.
         target: the target's shape.
         tokenizer: the target's.
-        num_positions: longest text of the engine; the draft falls silent at its own limit.
+
+    Returns:
+        the draft's shape.
 
     Raises:
         ConfigError: it is no dense model in the Qwen3 layout, or has another vocabulary.
@@ -46,4 +46,22 @@ def open_draft(
             f"draft ({folder}) has another tokenizer than the model {config.model}; a token id "
             "must stand for the same text in both."
         )
-    return DraftNetwork(folder, draft, min(num_positions, draft.max_position_embeddings))
+    check_fit(folder, draft)
+    return draft
+
+
+def open_draft(config: EngineConfig, draft: ModelConfig, num_positions: int) -> DraftNetwork:
+    """Load the weights of `config.draft`, of the shape that `check_draft` returned.
+
+    Args:
+        config: of the engine.
+        draft: the draft's shape.
+        num_positions: longest text of the engine; the draft falls silent at its own limit.
+
+    Raises:
+        CheckpointError: its files are damaged.
+    """
+    assert config.draft is not None, "the engine has no draft"
+    return DraftNetwork(
+        Path(config.draft), draft, min(num_positions, draft.max_position_embeddings)
+    )
