@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.model.sampler import Logprobs
 from engine.model.tokenizer import Tokenizer
+from engine.routing.speculation import Figures
+from engine.runtime.results import Completion
 from engine.serve.loop import Piece
 from engine.serve.service import Service, Work
 
@@ -27,6 +29,7 @@ class Answer:
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
         self._num_output = self._num_cached = 0
+        self._drafts: Figures | None = None
 
     def opening(self) -> list[Json]:
         """Return the chunks that come before the first token."""
@@ -36,7 +39,7 @@ class Answer:
         """Return what a stream says of one piece."""
         self._num_output += len(piece.output.token_ids)
         done = piece.output.completion
-        self._num_cached += done.reused_tokens if done else 0
+        self._account(done)
         choice = {
             "index": piece.index,
             **self._gained(piece),
@@ -67,8 +70,17 @@ class Answer:
                 choice["logits_sha256"] = done.logits_sha256
             choices.append(choice)
             self._num_output += len(done.token_ids)
-            self._num_cached += done.reused_tokens
+            self._account(done)
         return {**self._framed(self.whole_object, choices), "usage": self._usage()}
+
+    def _account(self, done: Completion | None) -> None:
+        """Add what the usage tells of a completion that has ended."""
+        if done is None:
+            return
+        self._num_cached += done.reused_tokens
+        if done.draft is not None:
+            self._drafts = self._drafts or Figures()
+            self._drafts.add(done.draft)
 
     def _gained(self, piece: Piece) -> Json:
         raise NotImplementedError
@@ -87,13 +99,19 @@ class Answer:
         }
 
     def _usage(self) -> Json:
-        prompt = self._work.num_prompt_tokens
-        return {
+        prompt, drafts = self._work.num_prompt_tokens, self._drafts
+        usage: Json = {
             "prompt_tokens": prompt,
             "completion_tokens": self._num_output,
             "total_tokens": prompt + self._num_output,
             "prompt_tokens_details": {"cached_tokens": min(self._num_cached, prompt)},
         }
+        if drafts is not None:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": drafts.accepted,
+                "rejected_prediction_tokens": drafts.proposed - drafts.accepted,
+            }
+        return usage
 
 
 class CompletionAnswer(Answer):

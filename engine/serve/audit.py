@@ -4,7 +4,8 @@
      "operation": "POST /v1/completions", "input_bytes": 71, "outcome": "200", "duration_ms": 48.1}
 
 `detail` is added where a refusal has a reason of its own, and says with what values an operator
-acted; it holds numbers and our words alone.
+acted; it holds numbers and our words alone. `drafts` is added where a draft model stands by: how
+many tokens of a call's completions it proposed, and how many of them the model drew as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from engine.errors import ConfigError
+from engine.routing.speculation import Figures
+from engine.runtime.results import Completion
 
 MAX_FILE_BYTES = 16 << 20
 KEPT_FILES = 5
@@ -32,10 +35,18 @@ class Entry:
     key: str = "-"
     input_bytes: int = 0
     input_tokens: int | None = None
+    drafts: Figures | None = None
+    """Of its completions that have ended; None without a draft."""
     outcome: str = ""
     """An HTTP status, a gRPC code's name, or `aborted`."""
     detail: str = ""
     duration_ms: float = 0.0
+
+    def account(self, done: Completion) -> None:
+        """Add what became of one of the call's completions."""
+        if done.draft is not None:
+            self.drafts = self.drafts or Figures()
+            self.drafts.add(done.draft)
 
 
 class Audit:
@@ -76,6 +87,11 @@ class Audit:
         }
         if entry.input_tokens is not None:
             line["input_tokens"] = entry.input_tokens
+        if entry.drafts is not None:
+            line["drafts"] = {
+                "proposed": entry.drafts.proposed,
+                "accepted": entry.drafts.accepted,
+            }
         if entry.detail:
             line["detail"] = entry.detail
         self._handler.handle(

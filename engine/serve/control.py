@@ -17,10 +17,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
-from engine.errors import WorkbenchError
+from engine.errors import FaultError, WorkbenchError
 from engine.faults import POINTS, SAFE
 from engine.routing.balance import balanced, imbalance
 from engine.serve.audit import Entry
+from engine.serve.drill import MOST_LEASE_S, RESTORE_S
 from engine.serve.errors import ApiError, invalid
 from engine.serve.guard import needs
 from engine.serve.service import Service
@@ -28,6 +29,8 @@ from engine.serve.service import Service
 SCALE_S = 60.0
 """Longest wait for ranks to come or go."""
 LOOK_S = 0.1
+ANSWER_S = 60.0
+"""Longest wait for the engine to come to what it was asked between two steps."""
 LEASE_S = 600.0
 """Longest lease of a fault that was set from outside."""
 
@@ -116,6 +119,29 @@ class SafeFaultFor(Nothing):
     rank: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
 
 
+class BeginDrill(SafeFaultFor):
+    """Hold this service for a drill with a safe fault; it is put back when its runner is silent."""
+
+    drill: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
+    lease_s: Annotated[float, Field(gt=0, le=MOST_LEASE_S)]
+
+
+Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class ExtendDrill(Nothing):
+    """Let a drill go on without its runner for so long from now."""
+
+    lease: Lease
+    lease_s: Annotated[float, Field(gt=0, le=MOST_LEASE_S)]
+
+
+class EndDrill(Nothing):
+    """End a drill and wait until everything is as before; without a lease whatever drill it is."""
+
+    lease: Lease | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """One thing an operator can do."""
@@ -149,10 +175,37 @@ def _rebalance(service: Service, _: Nothing) -> None:
 
 
 def _inject(service: Service, body: SafeFaultFor) -> None:
+    service.monitor.drill.check_free()
     fault = SAFE[body.fault]
     service.engine.control.inject(
         fault.point, fault.of(body.delay_ms), body.lease_s, rank=body.rank
     )
+
+
+def _begin_drill(service: Service, body: BeginDrill) -> Any:
+    if (why := service.reason()) is not None:
+        raise FaultError(f"this service is not ready: {why}.")
+    hold, fault = service.monitor.drill, SAFE[body.fault]
+    return service.loop.ask(
+        lambda engine: hold.begin(engine, body.drill, fault, body.delay_ms, body.lease_s, body.rank)
+    ).result(ANSWER_S)
+
+
+def _extend_drill(service: Service, body: ExtendDrill) -> Any:
+    hold = service.monitor.drill
+    return service.loop.ask(lambda engine: hold.extend(body.lease, body.lease_s)).result(ANSWER_S)
+
+
+async def _end_drill(service: Service, body: EndDrill) -> dict[str, Any]:
+    """End a drill and wait until it is put back."""
+    hold, until = service.monitor.drill, time.monotonic() + RESTORE_S + ANSWER_S
+    asked = service.loop.ask(lambda engine: hold.end(engine, body.lease))
+    await asyncio.wait_for(asyncio.wrap_future(asked), ANSWER_S)
+    while (done := hold.how_it_ended(body.lease)) is None:
+        if service.loop.error is not None or time.monotonic() > until:
+            raise ApiError(503, "The drill could not be ended in time.", code="drill_not_ended")
+        await asyncio.sleep(LOOK_S)
+    return done
 
 
 def _scaled(service: Service, body: Scale) -> Awaitable[dict[str, Any]]:
@@ -174,6 +227,9 @@ ACTS: dict[str, Act] = {
     "set_precision": Act(Formats, lambda s, b: s.engine.control.set_precision(b.mode)),
     "clear_policy": Act(Nothing, lambda s, _: s.engine.control.clear_policy()),
     "inject_fault": Act(SafeFaultFor, _inject),
+    "begin_drill": Act(BeginDrill, _begin_drill),
+    "extend_drill": Act(ExtendDrill, _extend_drill),
+    "end_drill": Act(EndDrill, _end_drill),
     "clear_fault": Act(Point, lambda s, b: s.engine.control.clear(b.point)),
     "set_exchange": Act(Exchange, lambda s, b: s.engine.control.set_exchange(b.mode)),
     "drain_rank": Act(OneRank, lambda s, b: s.engine.control.drain(b.rank)),
@@ -192,14 +248,21 @@ async def perform(service: Service, name: str, body: Nothing, entry: Entry) -> d
     Raises:
         ApiError: the engine refused.
     """
-    given = body.model_dump(exclude_none=True)
+    given = body.model_dump(exclude_none=True, exclude={"lease"})
     entry.detail = " ".join(f"{field}={value}" for field, value in given.items())
     try:
         done = await asyncio.to_thread(ACTS[name].do, service, body)
-        answer = await done if asyncio.iscoroutine(done) else None
+        answer = await done if asyncio.iscoroutine(done) else done
+    except TimeoutError:
+        raise ApiError(503, "The engine did not answer in time.", code="engine_busy") from None
     except WorkbenchError as refused:
         raise ApiError(409, str(refused), code="refused_by_engine") from None
-    return answer or {"state": await asyncio.to_thread(service.engine.control.state)}
+    return answer or await _state(service)
+
+
+async def _state(service: Service) -> dict[str, Any]:
+    state = await asyncio.to_thread(service.engine.control.state)
+    return {"state": state | {"drill": service.monitor.drill.facts()}}
 
 
 def routes(service: Service) -> APIRouter:
@@ -209,7 +272,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/state")
     async def state() -> dict[str, Any]:
         """Return table, policy, fault points and load."""
-        return {"state": await asyncio.to_thread(service.engine.control.state)}
+        return await _state(service)
 
     for name, act in ACTS.items():
         router.post(f"/{name}", description=act.body.__doc__)(_route(service, name, act))

@@ -80,6 +80,10 @@ PANELS = (
         ("sum(rate(tokenrouter_prefix_cache_hits_total[1m]))"
          " / sum(rate(tokenrouter_prefix_cache_queries_total[1m]))", "found"),
     )),
+    Panel("Draft tokens accepted, share of those proposed", "percentunit", (
+        ("sum(rate(tokenrouter_spec_decode_num_accepted_tokens_total[1m]))"
+         " / sum(rate(tokenrouter_spec_decode_num_draft_tokens_total[1m]))", "accepted"),
+    )),
     Panel("Routing table", "short", (
         ("tokenrouter_table_version", "version"),
         ("rate(tokenrouter_communication_errors_total[5m])", "communication errors per second"),

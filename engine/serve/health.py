@@ -33,6 +33,8 @@ class Health:
         """Process by rank; empty in one process."""
         self.table_since_s = time.time()
         """When the routing table in force was published."""
+        self.exchange: str | None = None
+        """How ranks exchange rows since an operator changed it; None until then."""
         self.communication_errors = 0
         """Ranks lost, recoveries and tables given up since the start."""
 
@@ -66,6 +68,8 @@ class Health:
                 self.table_since_s = event.time_s
             elif event.action == "give_up_table":
                 self.communication_errors += 1
+            elif event.action == "set_exchange":
+                self.exchange = str(event.detail["mode"])
             elif event.action == "publish_table":
                 self.table_since_s = event.time_s
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +169,19 @@ class EngineLoop:
         if call.num_open:
             call.gone = True
             self._todo.put(lambda: self._abort(call))
+
+    def ask(self, what: Callable[[Engine], Any]) -> Future[Any]:
+        """Run something between two steps; what it returns or raises is the future's."""
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(what(self.engine))
+            except Exception as wrong:  # noqa: BLE001 - whoever asked is told; the loop goes on
+                answer.set_exception(wrong)
+
+        self._todo.put(run)
+        return answer
 
     def drain(self) -> None:
         """Refuse new requests from now on; those under way go on."""

@@ -139,6 +139,7 @@ class _State(Collector):
 
     def _steps(self) -> Iterator[Metric]:
         tally = self._tally
+        yield from self._drafts()
         yield _counter("engine_steps", "Forward passes", tally.steps)
         yield _counter("step_seconds", "Time of all steps", tally.step_ms / 1e3)
         yield _counter("routing_seconds", "Time of them spent deciding", tally.deciding_ms / 1e3)
@@ -171,6 +172,19 @@ class _State(Collector):
             )
             yield _gauge("load_balance", words, recent.balance, "definition")
         yield _gauge("rank_utilization_ratio", "Share of time at work", recent.busy_share, "rank")
+
+    def _drafts(self) -> Iterator[Metric]:
+        """Yield what became of a draft's proposals; nothing without one. Names as in vLLM."""
+        figures = self._loop.engine.stats().draft
+        if figures is None:
+            return
+        for name, words, value in (
+            ("num_draft_tokens", "Tokens a draft proposed and the model verified", "proposed"),
+            ("num_accepted_tokens", "Of them, tokens that the model drew as well", "accepted"),
+            ("num_passes", "Tokens a draft thought of, proposed or not", "passes"),
+            ("num_steps", "Steps of the model that drew tokens, counted by request", "steps"),
+        ):
+            yield _counter(f"spec_decode_{name}", words, figures[value])
 
     def _routing(self) -> Iterator[Metric]:
         yield _gauge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.runtime.engine import Engine
 from engine.serve.alerts import Alerts, readings, with_thresholds
 from engine.serve.config import ServeConfig
+from engine.serve.drill import DrillHold
 from engine.serve.health import Health
 from engine.serve.metrics import Metrics
 
@@ -14,10 +15,12 @@ class Monitor:
 
     def __init__(self, config: ServeConfig, metrics: Metrics, health: Health) -> None:
         self.metrics, self.tally, self.health = metrics, metrics.tally, health
+        self.drill = DrillHold(health)
         self.alerts = Alerts(with_thresholds(config.max_latency_s, config.expert_idle_minutes))
 
     def look(self, engine: Engine) -> None:
         """See how the engine is; on the engine's thread."""
+        self.drill.look(engine)
         self.health.look(engine)
         self.tally.look(engine)
         for rank in self.tally.rank_versions.keys() - self.health.expected_ranks:

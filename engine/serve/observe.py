@@ -93,6 +93,7 @@ def state(service: Service) -> dict[str, Any]:
         },
         "overhead_share": recent.overhead_share,
         "communication_errors": monitor.health.communication_errors,
+        "drill": monitor.drill.facts(),
         "alerts": [
             {"name": rule.name, "severity": rule.severity, "summary": rule.summary}
             for rule in RULES

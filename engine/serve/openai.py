@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serve.answers import Answer, ChatAnswer, CompletionAnswer
+from engine.serve.audit import Entry
 from engine.serve.errors import ApiError, invalid
 from engine.serve.guard import LEFT, needs
 from engine.serve.loop import Call
@@ -123,18 +124,18 @@ async def _answered(
     work: Work,
     answer: Answer,
 ) -> Response:
-    request.state.audit.input_tokens = work.num_prompt_tokens
+    entry: Entry = request.state.audit
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options needs stream: true.", "stream_options")
-    call = service.submit(work)
+    call = service.submit(work, entry)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
-        chunks = _chunks(service, call, answer, usage=usage)
+        chunks = _chunks(service, call, entry, answer, usage=usage)
         return EventStream(chunks, request, lambda: service.leave(call))
     try:
-        last = await while_connected(request.receive, service.gather(call))
+        last = await while_connected(request.receive, service.gather(call, entry))
     except CallerLeftError:
-        request.state.audit.outcome = LEFT
+        entry.outcome = LEFT
         return Response(status_code=499)  # nobody reads it
     finally:
         service.leave(call)
@@ -142,11 +143,11 @@ async def _answered(
 
 
 async def _chunks(
-    service: Service, call: Call, answer: Answer, *, usage: bool
+    service: Service, call: Call, entry: Entry, answer: Answer, *, usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     for chunk in answer.opening():
         yield chunk
-    async for piece in service.follow(call):
+    async for piece in service.follow(call, entry):
         yield answer.chunk(piece)
     if usage:
         yield answer.closing()

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from engine.errors import ConfigError, MachineError
 from engine.model.sampler import Logprobs
+from engine.routing.speculation import Figures
 from engine.serve.control import ACTS, perform
 from engine.serve.errors import not_found
 from engine.serve.gate import Gate
@@ -167,13 +168,13 @@ def _both(request: Any) -> tuple[Any, Any]:
 
 async def _whole(service: Service, asked: Asked, context: Any) -> pb.CompletionResponse:
     work = await service.prepare(asked)
-    context.entry.input_tokens = work.num_prompt_tokens
-    call = service.submit(work)
+    call = service.submit(work, context.entry)
     try:
-        last = await service.gather(call)
+        last = await service.gather(call, context.entry)
     finally:
         service.leave(call)
     choices, num_output, num_cached = [], 0, 0
+    drafts = context.entry.drafts or Figures()
     for piece in last:
         done = piece.output.completion
         assert done is not None
@@ -195,6 +196,8 @@ async def _whole(service: Service, asked: Asked, context: Any) -> pb.CompletionR
         completion_tokens=num_output,
         total_tokens=prompt + num_output,
         cached_tokens=num_cached,
+        accepted_prediction_tokens=drafts.accepted,
+        rejected_prediction_tokens=drafts.proposed - drafts.accepted,
     )
     return pb.CompletionResponse(model=asked.model, choices=choices, usage=usage)
 
@@ -203,10 +206,9 @@ async def _pieces(
     service: Service, asked: Asked, context: Any
 ) -> AsyncIterator[pb.CompletionPiece]:
     work = await service.prepare(asked)
-    context.entry.input_tokens = work.num_prompt_tokens
-    call = service.submit(work)
+    call = service.submit(work, context.entry)
     try:
-        async for piece in service.follow(call):
+        async for piece in service.follow(call, context.entry):
             done = piece.output.completion
             yield pb.CompletionPiece(
                 index=piece.index,

@@ -171,7 +171,7 @@ _LIMITS = {
     "max_length": "its length must be at most",
 }
 _ACTS = ("expert", "experts", "layer", "value", "bonus", "mode", "rank", "ranks", "point",
-         "fault", "delay_ms", "lease_s")  # fmt: skip
+         "fault", "delay_ms", "lease_s", "drill", "lease")  # fmt: skip
 _KNOWN = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *_ACTS}
 
 

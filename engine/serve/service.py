@@ -16,6 +16,7 @@ from engine.errors import WorkbenchError
 from engine.runtime.admission import MAX_PRIORITY
 from engine.runtime.telemetry import Telemetry
 from engine.serve import errors
+from engine.serve.audit import Entry
 from engine.serve.chat import ChatFormat
 from engine.serve.config import ServeConfig
 from engine.serve.errors import ApiError, invalid
@@ -125,16 +126,19 @@ class Service:
         self._check_wish(specs, asked)
         return Work(prompts, specs)
 
-    def submit(self, work: Work) -> Call:
+    def submit(self, work: Work, entry: Entry) -> Call:
         """Queue the work; the caller follows the call and says `leave` however that ends.
+
+        `entry` is the call's line in the audit log.
 
         Raises:
             ApiError: the service is ending or overloaded.
         """
+        entry.input_tokens = work.num_prompt_tokens
         return self.loop.submit(work.specs)
 
-    async def follow(self, call: Call) -> AsyncIterator[Piece]:
-        """Yield what the call's completions gain until all have ended.
+    async def follow(self, call: Call, entry: Entry) -> AsyncIterator[Piece]:
+        """Yield what the call's completions gain until all have ended; account it in `entry`.
 
         Raises:
             ApiError: the engine failed under it, or the service ends in a hurry.
@@ -146,6 +150,7 @@ class Service:
                 raise item
             if (completion := item.output.completion) is not None:
                 left -= 1
+                entry.account(completion)
                 if completion.finish_reason == "aborted":
                     raise errors.draining()
             yield item
@@ -154,10 +159,10 @@ class Service:
         """End what is left of a call, if anything is; every caller says so when it is through."""
         self.loop.abort(call)
 
-    async def gather(self, call: Call) -> list[Piece]:
+    async def gather(self, call: Call, entry: Entry) -> list[Piece]:
         """Return the last piece of each completion, in order."""
         last: dict[int, Piece] = {}
-        async for piece in self.follow(call):
+        async for piece in self.follow(call, entry):
             if piece.output.finished:
                 last[piece.index] = piece
         return [last[index] for index in sorted(last)]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x65ngine/serve/proto/router.proto\x12\x0etokenrouter.v1\"\x88\x02\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x15\n\x08logprobs\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\t\n\x01n\x18\t \x01(\x05\x12\x10\n\x08priority\x18\n \x01(\x05\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobs\"<\n\x07Routing\x12\x0e\n\x06layers\x18\x01 \x03(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x08\x12\x11\n\tencodings\x18\x03 \x01(\x08\"J\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.tokenrouter.v1.TokensH\x00\x42\x06\n\x04kind\"\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xb2\x01\n\x11\x43ompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.tokenrouter.v1.Prompt\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tokenrouter.v1.Sampling\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x17.tokenrouter.v1.RoutingH\x00\x88\x01\x01\x42\n\n\x08_routing\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xae\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.tokenrouter.v1.Message\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tokenrouter.v1.Sampling\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x17.tokenrouter.v1.RoutingH\x00\x88\x01\x01\x42\n\n\x08_routing\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"^\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.tokenrouter.v1.TopLogprobB\n\n\x08_logprob\"\x90\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x06tokens\x18\x04 \x03(\x0b\x32\x15.tokenrouter.v1.Token\x12\x14\n\x0crouting_json\x18\x05 \x01(\t\x12\x15\n\rlogits_sha256\x18\x06 \x01(\t\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\"r\n\x12\x43ompletionResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x16.tokenrouter.v1.Choice\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tokenrouter.v1.Usage\"\x82\x01\n\x0f\x43ompletionPiece\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12%\n\x06tokens\x18\x03 \x03(\x0b\x32\x15.tokenrouter.v1.Token\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x14\n\x0crouting_json\x18\x05 \x01(\t\"\x0f\n\rModelsRequest\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"7\n\x0eModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.tokenrouter.v1.Model\"\x0f\n\rStatusRequest\"3\n\x0e\x43ontrolRequest\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\t\"\x1c\n\x0cJsonResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xa3\x04\n\x06Router\x12G\n\x06Models\x12\x1d.tokenrouter.v1.ModelsRequest\x1a\x1e.tokenrouter.v1.ModelsResponse\x12Q\n\x08\x43omplete\x12!.tokenrouter.v1.CompletionRequest\x1a\".tokenrouter.v1.CompletionResponse\x12V\n\x0eStreamComplete\x12!.tokenrouter.v1.CompletionRequest\x1a\x1f.tokenrouter.v1.CompletionPiece0\x01\x12G\n\x04\x43hat\x12\x1b.tokenrouter.v1.ChatRequest\x1a\".tokenrouter.v1.CompletionResponse\x12L\n\nStreamChat\x12\x1b.tokenrouter.v1.ChatRequest\x1a\x1f.tokenrouter.v1.CompletionPiece0\x01\x12\x45\n\x06Status\x12\x1d.tokenrouter.v1.StatusRequest\x1a\x1c.tokenrouter.v1.JsonResponse\x12G\n\x07\x43ontrol\x12\x1e.tokenrouter.v1.ControlRequest\x1a\x1c.tokenrouter.v1.JsonResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x65ngine/serve/proto/router.proto\x12\x0etokenrouter.v1\"\x88\x02\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x15\n\x08logprobs\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\t\n\x01n\x18\t \x01(\x05\x12\x10\n\x08priority\x18\n \x01(\x05\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobs\"<\n\x07Routing\x12\x0e\n\x06layers\x18\x01 \x03(\x05\x12\x0e\n\x06tokens\x18\x02 \x01(\x08\x12\x11\n\tencodings\x18\x03 \x01(\x08\"J\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.tokenrouter.v1.TokensH\x00\x42\x06\n\x04kind\"\x15\n\x06Tokens\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xb2\x01\n\x11\x43ompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.tokenrouter.v1.Prompt\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tokenrouter.v1.Sampling\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x17.tokenrouter.v1.RoutingH\x00\x88\x01\x01\x42\n\n\x08_routing\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xae\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.tokenrouter.v1.Message\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.tokenrouter.v1.Sampling\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x17.tokenrouter.v1.RoutingH\x00\x88\x01\x01\x42\n\n\x08_routing\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"^\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\'\n\x03top\x18\x03 \x03(\x0b\x32\x1a.tokenrouter.v1.TopLogprobB\n\n\x08_logprob\"\x90\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12%\n\x06tokens\x18\x04 \x03(\x0b\x32\x15.tokenrouter.v1.Token\x12\x14\n\x0crouting_json\x18\x05 \x01(\t\x12\x15\n\rlogits_sha256\x18\x06 \x01(\t\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\x05\x12\x15\n\rcached_tokens\x18\x04 \x01(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x05 \x01(\x05\x12\"\n\x1arejected_prediction_tokens\x18\x06 \x01(\x05\"r\n\x12\x43ompletionResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x16.tokenrouter.v1.Choice\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.tokenrouter.v1.Usage\"\x82\x01\n\x0f\x43ompletionPiece\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12%\n\x06tokens\x18\x03 \x03(\x0b\x32\x15.tokenrouter.v1.Token\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x14\n\x0crouting_json\x18\x05 \x01(\t\"\x0f\n\rModelsRequest\"*\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\"7\n\x0eModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.tokenrouter.v1.Model\"\x0f\n\rStatusRequest\"3\n\x0e\x43ontrolRequest\x12\x0e\n\x06\x61\x63tion\x18\x01 \x01(\t\x12\x11\n\tbody_json\x18\x02 \x01(\t\"\x1c\n\x0cJsonResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xa3\x04\n\x06Router\x12G\n\x06Models\x12\x1d.tokenrouter.v1.ModelsRequest\x1a\x1e.tokenrouter.v1.ModelsResponse\x12Q\n\x08\x43omplete\x12!.tokenrouter.v1.CompletionRequest\x1a\".tokenrouter.v1.CompletionResponse\x12V\n\x0eStreamComplete\x12!.tokenrouter.v1.CompletionRequest\x1a\x1f.tokenrouter.v1.CompletionPiece0\x01\x12G\n\x04\x43hat\x12\x1b.tokenrouter.v1.ChatRequest\x1a\".tokenrouter.v1.CompletionResponse\x12L\n\nStreamChat\x12\x1b.tokenrouter.v1.ChatRequest\x1a\x1f.tokenrouter.v1.CompletionPiece0\x01\x12\x45\n\x06Status\x12\x1d.tokenrouter.v1.StatusRequest\x1a\x1c.tokenrouter.v1.JsonResponse\x12G\n\x07\x43ontrol\x12\x1e.tokenrouter.v1.ControlRequest\x1a\x1c.tokenrouter.v1.JsonResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,24 +51,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKEN']._serialized_end=1022
   _globals['_CHOICE']._serialized_start=1025
   _globals['_CHOICE']._serialized_end=1169
-  _globals['_USAGE']._serialized_start=1171
-  _globals['_USAGE']._serialized_end=1273
-  _globals['_COMPLETIONRESPONSE']._serialized_start=1275
-  _globals['_COMPLETIONRESPONSE']._serialized_end=1389
-  _globals['_COMPLETIONPIECE']._serialized_start=1392
-  _globals['_COMPLETIONPIECE']._serialized_end=1522
-  _globals['_MODELSREQUEST']._serialized_start=1524
-  _globals['_MODELSREQUEST']._serialized_end=1539
-  _globals['_MODEL']._serialized_start=1541
-  _globals['_MODEL']._serialized_end=1583
-  _globals['_MODELSRESPONSE']._serialized_start=1585
-  _globals['_MODELSRESPONSE']._serialized_end=1640
-  _globals['_STATUSREQUEST']._serialized_start=1642
-  _globals['_STATUSREQUEST']._serialized_end=1657
-  _globals['_CONTROLREQUEST']._serialized_start=1659
-  _globals['_CONTROLREQUEST']._serialized_end=1710
-  _globals['_JSONRESPONSE']._serialized_start=1712
-  _globals['_JSONRESPONSE']._serialized_end=1740
-  _globals['_ROUTER']._serialized_start=1743
-  _globals['_ROUTER']._serialized_end=2290
+  _globals['_USAGE']._serialized_start=1172
+  _globals['_USAGE']._serialized_end=1346
+  _globals['_COMPLETIONRESPONSE']._serialized_start=1348
+  _globals['_COMPLETIONRESPONSE']._serialized_end=1462
+  _globals['_COMPLETIONPIECE']._serialized_start=1465
+  _globals['_COMPLETIONPIECE']._serialized_end=1595
+  _globals['_MODELSREQUEST']._serialized_start=1597
+  _globals['_MODELSREQUEST']._serialized_end=1612
+  _globals['_MODEL']._serialized_start=1614
+  _globals['_MODEL']._serialized_end=1656
+  _globals['_MODELSRESPONSE']._serialized_start=1658
+  _globals['_MODELSRESPONSE']._serialized_end=1713
+  _globals['_STATUSREQUEST']._serialized_start=1715
+  _globals['_STATUSREQUEST']._serialized_end=1730
+  _globals['_CONTROLREQUEST']._serialized_start=1732
+  _globals['_CONTROLREQUEST']._serialized_end=1783
+  _globals['_JSONRESPONSE']._serialized_start=1785
+  _globals['_JSONRESPONSE']._serialized_end=1813
+  _globals['_ROUTER']._serialized_start=1816
+  _globals['_ROUTER']._serialized_end=2363
 # @@protoc_insertion_point(module_scope)
