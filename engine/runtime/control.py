@@ -311,12 +311,12 @@ class Control:
         epoch: int,
         seconds: float,
         reason: str,
-        fetched: Mapping[str, int],
+        counts: Mapping[str, int],
     ) -> None:
         """Take up the table of those ranks that are left; called by the recovery alone.
 
-        `fetched` says how many bytes of experts came from where for it, by the names of
-        `published`.
+        `counts` says how many rows of the step that failed run again (`rows_again`), and how many
+        bytes of experts came from where for it, by the names of `published`.
         """
         with self._lock:
             self._table = table
@@ -329,7 +329,7 @@ class Control:
             seconds=seconds,
             reason=reason,
             version=table.version,
-            **fetched,
+            **counts,
         )
 
     def inject(self, point: str, fault: Fault, lease_s: float, *, rank: int | None = None) -> None:

@@ -80,16 +80,19 @@ class Membership:
         self._failures += 1
         if self._failures > MAX_FAILURES and not error.lost:
             raise RankError(f"{self._failures} steps in a row failed: {error}") from error
+        rows_again = 0
         for chunk in schedule.chunks if schedule else ():
             chunk.sequence.extra_rows["recovery"] += chunk.num_tokens
+            rows_again += chunk.num_tokens
         self.migration.cancel("ranks were lost while it was under way")
         lost = dict(error.lost)
         self.ranks.expel(error.lost)
         table, fetched = self._regroup(lost)
         self._move_homes()
         seconds = time.perf_counter() - started
+        counts = {"rows_again": rows_again, **fetched}
         self.control.recovered(
-            table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error), fetched
+            table, lost, self.ranks.members, self.ranks.epoch, seconds, str(error), counts
         )
 
     def _publish(self, table: RoutingTable) -> None:

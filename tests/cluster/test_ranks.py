@@ -153,7 +153,7 @@ def test_requests_outlive_a_rank(
     assert (struck.noticed_s > 1.5) == (how == signal.SIGSTOP)  # a stopped heart, within its bound
     assert set(engine.ranks) == {0, 1, 3}
     told = heard.recoveries[-1].detail
-    assert list(told["lost"]) == [2]
+    assert list(told["lost"]) == [2] and told["rows_again"] > 0
     assert told["from_host"] > 0 == told["from_checkpoint"], "its experts were still in memory"
     assert 2 not in engine.table.rank_of_phy
     rejoin(engine, 2)

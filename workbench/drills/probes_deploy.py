@@ -99,11 +99,19 @@ def plans_behind(readings: Readings) -> float:
     return float(int(str(readings.planned["version"])) - readings.table.version)
 
 
-@probe("share", "rows run again because ranks were lost or failed together / rows")
+@probe("share", "(rows of failed steps + rows of requests that moved) / rows")
 def recovered_rows(readings: Readings, rows: int = ROWS) -> float:
-    """Return the share of rows that had run before and ran again."""
-    causes = enough(readings, rows).columns["rows/causes"]
-    return float((causes == CAUSES.index("recovery")).mean())
+    """Return the share of rows that ran again because ranks were lost or failed together.
+
+    A step that fails leaves no rows of its own in the record: what it had in it stands in the note
+    of the recovery, and runs again. Requests of a lost rank also run again what they had.
+    """
+    trace = enough(readings, rows)
+    failed = sum(
+        int(note.detail["rows_again"]) for note in trace.controls if note.action == "recover"
+    )
+    moved = int((trace.columns["rows/causes"] == CAUSES.index("recovery")).sum())
+    return (failed + moved) / trace.num_rows
 
 
 @probe("count", "rows run since a table was last published")
