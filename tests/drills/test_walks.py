@@ -7,9 +7,9 @@ import pytest
 from engine.errors import ConfigError, RequestError, RoutingError
 from engine.events import ControlEvent
 from tests.drills.conftest import ALL, DRILLS
-from workbench.drills.checks import COULD_NOT_RUN, FAIL, PASS, examine, grade
+from workbench.drills.checks import FAIL, PASS, examine, grade
 from workbench.drills.files import find
-from workbench.drills.rehearsal import healthy, rehearse, ways
+from workbench.drills.rehearsal import WRONG, healthy, rehearse, ways
 from workbench.drills.scenario import REPAIR
 from workbench.drills.stages import STAGES
 
@@ -81,8 +81,17 @@ def test_every_way_ends_as_it_must(make_session, drill, way):
     result = rehearse(make_session(drill), way)
     assert result["grade"]["passed"] == result["expected"], (result["grade"], result["checks"])
     assert result["proof"]["restored"] and len(result["symptom"]) >= 2
-    if result["expected"]:
-        assert COULD_NOT_RUN not in {check["outcome"] for check in result["checks"].values()}
+    found = {name: check["outcome"] for name, check in result["checks"].items()}
+    if result["expected"] or way == WRONG:  # a wrong cause alone fails what is repaired
+        assert set(found.values()) == {PASS}, result["checks"]
+    else:  # and what fails was measured, not unreadable
+        assert FAIL in found.values(), result["checks"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drill", ALL)
+def test_on_a_healthy_engine_no_check_and_no_signal_fires(make_session, drill):
+    assert set(healthy(make_session(drill)).values()) == {PASS}
 
 
 @pytest.mark.slow
