@@ -95,6 +95,21 @@ def move(
     _act(state, "move", layer=layer, expert=expert, device=device)
 
 
+@app.command("replicate-busiest")
+def replicate_busiest(
+    spare: Annotated[int, typer.Option(help="Room for copies on each device.")] = 1,
+    state: StateOption = None,
+) -> None:
+    """Publish a table with a copy, on every device, of the expert that most tokens chose."""
+    _act(state, "replicate-busiest", spare=spare)
+
+
+@app.command("move-busiest")
+def move_busiest(state: StateOption = None) -> None:
+    """Publish a table in which the expert that most tokens chose has gone to the next device."""
+    _act(state, "move-busiest")
+
+
 @app.command()
 def restart(
     instance: Annotated[int, typer.Option(help="Which one; 0 is the first.")] = 0,

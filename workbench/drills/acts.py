@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import RoutingError
+from engine.errors import ConfigError, RoutingError
 from engine.routing.balance import replicated
 from engine.routing.placement import contiguous, filled
 from engine.routing.table import RoutingTable
@@ -89,6 +89,12 @@ def replicate(hands: Hands, trace: Trace, layer: int, expert: int, spare: int = 
 
 
 @act
+def replicate_busiest(hands: Hands, trace: Trace, spare: int = 1) -> str:
+    """Publish a table with a copy, on every device, of the expert that most tokens chose."""
+    return replicate(hands, trace, *_busiest(trace), spare)
+
+
+@act
 def move(hands: Hands, trace: Trace, layer: int, expert: int, device: int) -> str:
     """Publish a table in which an expert of a layer has changed places with one of a device."""
     now = hands.control.table
@@ -106,6 +112,28 @@ def move(hands: Hands, trace: Trace, layer: int, expert: int, device: int) -> st
     )
     hands.publish(table)
     return _published(table)
+
+
+@act
+def move_busiest(hands: Hands, trace: Trace) -> str:
+    """Publish a table in which the expert that most tokens chose has gone to the next device."""
+    layer, expert = _busiest(trace)
+    now = hands.control.table
+    home = int(now.rank_of_phy[np.flatnonzero(now.phy2log[layer] == expert)[0]])
+    return move(hands, trace, layer, expert, (home + 1) % now.num_devices)
+
+
+def _busiest(trace: Trace) -> tuple[int, int]:
+    """Return layer and expert of the largest count of rows.
+
+    Raises:
+        ConfigError: nothing has run since the last change.
+    """
+    if not trace.num_rows:
+        raise ConfigError("no row has run since the last change; try again in a moment.")
+    counts_LE = trace.expert_counts()
+    layer, expert = np.unravel_index(int(counts_LE.argmax()), counts_LE.shape)
+    return int(layer), int(expert)
 
 
 def _planned(hands: Hands, load_LE: Any, spare: int) -> RoutingTable:
