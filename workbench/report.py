@@ -102,9 +102,8 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
         counts_LE = np.asarray(routing["expert_counts"])
         layer, expert = np.unravel_index(counts_LE.argmax(), counts_LE.shape)
         share = counts_LE[layer, expert] / max(1, counts_LE[layer].sum())
-        extra = sum(routing["extra_rows"].values())
         lines.append(
-            f"{count(routing['rows'], 'row')}{f' (+{extra} run again)' if extra else ''} x "
+            f"{count(routing['rows'], 'row')}{_extra(routing['extra_rows'])} x "
             f"{count(routing['layers'], 'MoE layer')} x top-{routing['top_k']}: "
             f"busiest is expert {expert} of layer {layer} with {share:.0%} of its layer; "
             f"routing overhead {routing['overhead_share']:.1%} of step time"
@@ -116,6 +115,21 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
             )
         lines.append(f"balance {routing['balance']['value']:.2f}  ({BALANCE_FORMULA})")
     return "\n".join(lines)
+
+
+EXTRA = {
+    "preemption": "run again after a preemption",
+    "recovery": "run again after a recovery",
+    "rejected_draft": "thrown away, of rejected drafts",
+    "precision": "of experts run again in full precision",
+}
+"""What became of rows beside those of accepted tokens, by cause."""
+
+
+def _extra(rows: dict[str, int]) -> str:
+    """Say which rows ran beside those of accepted tokens; nothing without any."""
+    parts = [f"+{number} {EXTRA[cause]}" for cause, number in rows.items() if number]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _draft_line(draft: dict[str, Any]) -> str:

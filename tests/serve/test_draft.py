@@ -1,4 +1,4 @@
-"""A draft behind the service: the same answers, told what was proposed, and refused if it is wrong."""
+"""A draft behind the service: the same answers, its proposals told, and refused if it is wrong."""
 
 from __future__ import annotations
 
@@ -96,8 +96,9 @@ def test_answers_are_bitwise_those_without_a_draft_however_crowded_it_is(draftin
 
 
 def test_a_stream_gets_the_same_text_and_counts_in_its_usage(drafting, wanted):
-    body = {"model": NAME, "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0, "stream": True,
-            "ignore_eos": True, "logprobs": 1, "stream_options": {"include_usage": True}}  # fmt: skip
+    body = {"model": NAME, "prompt": PROMPTS[0], "max_tokens": 12, "temperature": 0,
+            "ignore_eos": True, "logprobs": 1, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
     text = httpx.post(f"{drafting.url}/v1/completions", json=body, timeout=60).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.events import CAUSES
 from workbench import paths
-from workbench.report import balance
+from workbench.report import EXTRA, balance
 from workbench.trace import load
 
 PROMPT = "Wählen Sie den Befehl"
@@ -84,6 +85,23 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(workbench):
     report = workbench("generate", PROMPT, "--max-tokens", "6", "--json").json
     assert said.code == 0 and said.out == report["text"] + "\n"
     assert "6 tokens after the prompt in" in said.err and "balance" in said.err
+
+
+def test_rows_beside_the_text_are_named_by_what_became_of_them(workbench):
+    words = ("--draft", "polyglot-draft", "--draft-length", "fixed", "--max-tokens", "12")
+    thrown = workbench("generate", PROMPT, *words, "--json").json["routing"]["extra_rows"]
+    assert thrown["rejected_draft"] > 0
+    said = workbench("generate", PROMPT, *words).err
+    assert f"(+{thrown['rejected_draft']} thrown away, of rejected drafts)" in said
+    assert "run again" not in said
+    assert EXTRA.keys() | {"accepted"} == set(CAUSES)
+
+
+def test_an_option_of_drafts_without_a_draft_is_said_to_do_nothing(workbench):
+    words = ("--max-tokens", "1", "--draft-length", "fixed", "--draft-tokens", "2")
+    said = workbench("generate", PROMPT, *words)
+    assert said.code == 0
+    assert "without --draft there is nothing to do for --draft-tokens, --draft-length" in said.err
 
 
 def test_the_prompt_may_come_from_stdin_or_a_file(workbench, tmp_path):
