@@ -280,6 +280,10 @@ class StepEvent:
     `engine.routing.precision.read_code` reads them; (0, 0, 0) while formats are not routed."""
     units: tuple[UnitEvent, ...] = ()
     """One per MoE layer; empty while formats are not routed."""
+    look_ups_found: int = 0
+    """Placements and orders of the step that were found in tables of earlier ones."""
+    look_ups_missed: int = 0
+    """Those that were looked up and had to be worked out."""
 
     @property
     def num_rows(self) -> int:

@@ -84,6 +84,7 @@ class Announcer:
         scheduler: Scheduler,
         started_s: float,
         duration_ms: float,
+        look_ups: tuple[int, int],
     ) -> None:
         """Say what a step did; only for a step that kept records."""
         if result.records is None:
@@ -96,5 +97,6 @@ class Announcer:
                 result,
                 num_running=len(scheduler.running),
                 num_waiting=len(scheduler.waiting),
+                look_ups=look_ups,
             )
         )

@@ -33,6 +33,14 @@ class Deciding:
     look_ups: tuple[int, int] = (0, 0)
     """Answers found in tables, and not found."""
 
+    def looked_up(self, sums: tuple[int, int]) -> tuple[int, int]:
+        """Take the counts after a step; return how many of each came with it.
+
+        Counts fall when a rank is lost; nothing is said to have come then.
+        """
+        before, self.look_ups = self.look_ups, sums
+        return max(0, sums[0] - before[0]), max(0, sums[1] - before[1])
+
     def add(
         self, spent_ms: Mapping[str, float], step_ms: float, dropped: Sequence[int] = ()
     ) -> None:

@@ -240,8 +240,10 @@ class Engine:
         self._bad_rows += result.bad_rows
         duration_ms = (time.perf_counter_ns() - clock.began_ns) / 1e6
         self._deciding.add(clock.spent_ms(), duration_ms, result.dropped)
-        self._deciding.look_ups = result.look_ups
-        self._announcer.step(self._steps - 1, result, self._scheduler, started_s, duration_ms)
+        look_ups = self._deciding.looked_up(result.look_ups)
+        self._announcer.step(
+            self._steps - 1, result, self._scheduler, started_s, duration_ms, look_ups
+        )
 
     def generate(
         self,

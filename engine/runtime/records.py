@@ -33,8 +33,12 @@ def step_event(
     *,
     num_running: int,
     num_waiting: int,
+    look_ups: tuple[int, int] = (0, 0),
 ) -> StepEvent:
-    """Build the event of one finished step; rows stand in the order of `result.chunks`."""
+    """Build the event of one finished step; rows stand in the order of `result.chunks`.
+
+    `look_ups` are those of the step that were found and not found.
+    """
     chunks = result.chunks
     return StepEvent(
         step=number,
@@ -51,6 +55,8 @@ def step_event(
         dropped=tuple(result.dropped) if any(result.dropped) else (),
         ranks=tuple(result.ranks),
         spans=result.clock.spans(result.clock.began_ns),
+        look_ups_found=look_ups[0],
+        look_ups_missed=look_ups[1],
         **_joined(result.records or ()),
     )
 

@@ -43,7 +43,7 @@ class StepResult:
     dropped: list[int] = field(default_factory=list)
     """By MoE layer: slots that found no room; empty without a capacity factor."""
     look_ups: tuple[int, int] = (0, 0)
-    """Answers found in tables since the start, and not found."""
+    """Answers found in tables since the start, and not found; of the ranks that live."""
     ranks: list[RankEvent] = field(default_factory=list)
     """What each rank sent and waited for; empty in one process."""
     rerun_T: Int64 | None = None

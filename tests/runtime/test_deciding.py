@@ -89,8 +89,11 @@ def test_look_ups_change_no_bit_of_anything_that_is_told(make_engine):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
     for one, other in zip(on[4].decisions, off[4].decisions, strict=True):
         assert one.reasons == other.reasons and (one.physical == other.physical).all()
-    assert with_them["look_up_hits"] > 0 and without["look_up_hits"] == 0
-    assert without["look_up_misses"] == 0
+    assert with_them["look_up_hits"] == sum(step.look_ups_found for step in on) > 0
+    assert with_them["look_up_misses"] == sum(step.look_ups_missed for step in on) > 0
+    assert without["look_up_hits"] == without["look_up_misses"] == 0
+    assert not any(step.look_ups_found or step.look_ups_missed for step in off)
+    assert {step.num_rows for step in on if step.look_ups_found} == {1}
     looked_up = {stage for step in on for d in step.decisions for stage in d.looked_up}
     assert looked_up <= {"place", "sort"}
     assert not any(d.looked_up for step in off for d in step.decisions)

@@ -22,6 +22,7 @@ from workbench.views import (
     formats,
     jumps,
     load,
+    looked_up,
     overhead,
     ranks,
     stages,
@@ -47,6 +48,7 @@ VIEWS: dict[str, tuple[View, dict]] = {
     "overhead_total": (views.overhead_total, overhead.OVERHEAD_TOTAL_COLUMNS),
     "overhead_by_batch": (views.overhead_by_batch, batch.BATCH_COLUMNS),
     "rank_times": (views.rank_times, ranks.RANK_COLUMNS),
+    "look_ups": (views.look_ups, looked_up.LOOK_UP_COLUMNS),
     "load_balance": (views.load_balance, balance.BALANCE_COLUMNS),
 }
 COUNT_TOKENS = ("expert_load", "domain_load", "device_load", "token_experts", "jump_rate")

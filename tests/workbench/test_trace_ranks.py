@@ -34,7 +34,7 @@ LATER = [STAGES.index(stage) for stage in STAGES if stage not in STAGES_OF[3]]
 
 
 def as_version_3(members):
-    """Turn a file into what was written before there were four levels."""
+    """Turn a file into what was written before there were four levels, or look-ups were told."""
     for name in (*COLUMNS_SINCE, *(name for name in COLUMNS if name.startswith("units/"))):
         del members[f"{name}.npy"]
     for name in ("steps/stage_ms.npy", "ranks/stage_ms.npy"):

@@ -17,6 +17,7 @@ from workbench.figures.dropped import dropped_slots
 from workbench.figures.formats import unit_formats
 from workbench.figures.jumps import jump_rate
 from workbench.figures.load import device_load, expert_load
+from workbench.figures.looked_up import look_ups
 from workbench.figures.overhead import overhead_by_batch, overhead_by_step, overhead_total
 from workbench.figures.ranks import rank_times
 from workbench.figures.stages import stage_times, stage_totals
@@ -34,6 +35,7 @@ __all__ = [
     "expert_load",
     "jump_rate",
     "load_balance",
+    "look_ups",
     "overhead_by_batch",
     "overhead_by_step",
     "overhead_total",

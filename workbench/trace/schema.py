@@ -28,7 +28,7 @@ from engine.errors import TraceError
 from engine.events import CAUSES, STAGES, StartEvent
 
 FORMAT = "moetrace"
-VERSION = 4
+VERSION = 5
 """Raised whenever a reader of the version before would misread the file."""
 
 _OLD_STAGES = tuple(s for s in STAGES if s not in ("plan", "draft", "sort", "format"))
@@ -37,13 +37,16 @@ STAGES_OF = {
     2: _OLD_STAGES,
     3: _OLD_STAGES,
     4: STAGES,
+    5: STAGES,
 }
 """The stages of each version that can be read. 1 knew of no ranks; up to 3 `dispatch` holds the
 sort, and no level but experts and devices decided."""
 TABLES_SINCE = {"ranks": 2, "spans": 3, "flights": 3, "units": 4}
 """The tables that not every version has, and the first that does."""
-COLUMNS_SINCE = {"rows/drafted": 4, "rows/formats": 4} | {
-    f"decisions/{name}": 4 for name in ("bias", "smoothing", "shut", "capacity", "unit")
+COLUMNS_SINCE = {
+    **{f"rows/{name}": 4 for name in ("drafted", "formats")},
+    **{f"decisions/{name}": 4 for name in ("bias", "smoothing", "shut", "capacity", "unit")},
+    **{f"steps/look_ups_{name}": 5 for name in ("found", "missed")},
 }
 """The columns of a table that not every version has, and the first that does."""
 ENGINE = -1
@@ -63,6 +66,8 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "steps/num_waiting": ("<i4", ("S",)),
     "steps/num_prefill_rows": ("<i4", ("S",)),
     "steps/bad_rows": ("<i8", ("S",)),
+    "steps/look_ups_found": ("<i8", ("S",)),
+    "steps/look_ups_missed": ("<i8", ("S",)),
     "steps/stage_ms": ("<f8", ("S", "G")),
     "steps/row_start": ("<i8", ("S+1",)),
     "rows/request_ids": ("<i8", ("N",)),

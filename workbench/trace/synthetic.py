@@ -100,6 +100,8 @@ def step_event(
         if rows
         else no_formats(),
         units=tuple(units_of(layer, rows, rng) for layer in range(layers)) if rows else (),
+        look_ups_found=int(rng.integers(1, 5)) if rows else 0,
+        look_ups_missed=int(rng.integers(0, 5)) if rows else 0,
     )
 
 

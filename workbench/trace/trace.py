@@ -208,6 +208,8 @@ _STEP_NUMBERS = (
     "num_waiting",
     "num_prefill_rows",
     "bad_rows",
+    "look_ups_found",
+    "look_ups_missed",
 )
 _RANK_NUMBERS = ("rank", "wait_ms", "transfer_ms", "busy_ms")
 _UNIT_COLUMNS = tuple(f.name for f in fields(UnitEvent))

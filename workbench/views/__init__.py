@@ -23,6 +23,7 @@ from workbench.views.dropped import dropped_slots
 from workbench.views.formats import unit_formats
 from workbench.views.jumps import jump_rate
 from workbench.views.load import expert_load
+from workbench.views.looked_up import look_ups
 from workbench.views.overhead import (
     MARKS,
     overhead_by_step,
@@ -52,6 +53,7 @@ __all__ = [
     "expert_load",
     "jump_rate",
     "load_balance",
+    "look_ups",
     "measures",
     "overhead_by_batch",
     "overhead_by_step",
