@@ -57,9 +57,12 @@ class Session:
         self._shown_at = 0.0
         self._layout: tuple[Any, ...] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._holds_back = False
         children = self.setup()
         self.page = Page(self.act, sizing_mode="stretch_width", **children)
         self.tick(anyway=True)
+        self._holds_back = pn.state.curdoc is not None
+        """Whether a browser is awaited; before it shows the page, what children get may be lost."""
 
     # ---- what a page fills in
 
@@ -116,6 +119,8 @@ class Session:
 
     def _draw(self, snapshot: Snapshot, *, anyway: bool = False) -> None:
         """Draw each frame once; plots know by themselves what the browser can take."""
+        if self._holds_back and not self.page.drawn:
+            return
         news = self.news(snapshot)
         if anyway or news != self._drawn_news:
             self._drawn_news = news

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from bokeh.document import Document
+from panel.io.state import set_curdoc
 
 from dashboards import session
 from dashboards.app import frame_of
@@ -44,3 +46,18 @@ def test_without_news_nothing_is_drawn_and_the_page_is_told_it_is_alive(now, sou
     frames, values = now(1.0)
     assert now(0.3) == (frames, values)
     assert now(session.BEAT_S) == (frames, values + 1)
+
+
+def test_children_are_told_nothing_between_the_page_s_making_and_its_first_showing(source):
+    """What changes while a browser fetches the page may be lost: a stepper then stayed empty."""
+    source.step(3)
+    with set_curdoc(Document()):
+        page = Now(source, "light", {}, frame_of({}, "light"))
+    assert (made := page.map.pane.feed.seq) > 0, "what it is made with goes with it"
+    source.step()
+    page.beat()
+    assert page.map.pane.feed.seq == made
+    page.page.drawn = 1
+    page.map.pane.ack = made
+    page.beat()
+    assert page.map.pane.feed.seq == made + 1
