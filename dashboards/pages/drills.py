@@ -35,6 +35,12 @@ NUM_SIGNALS, NUM_CHECKS, NUM_CLUES, NUM_DIARY, NUM_REMARKS = 4, 6, 3, 6, 6
 _HASHED = {"table": "table, without its version"}
 """What a hash is of, where its name alone would mislead: versions rise and never come back."""
 _STYLES = (Path(__file__).parent / "drills.css").read_text(encoding="utf-8")
+LEVELS = {
+    1: "to begin with",
+    2: "once the tools are known",
+    3: "for those who want to be puzzled",
+}
+"""Whom each level is for."""
 ROOM = DrillRoom()
 """The drill of this process, for all who look."""
 
@@ -69,6 +75,7 @@ class Drills(Session):
         parts: dict[str, Any] = {
             "phase": room.phase,
             "listed": self.listed.value or (),
+            "levels": LEVELS,
             "briefing": room.briefing,
         }
         if room.phase == STARTING:

@@ -21,6 +21,8 @@ READ_EVERY_S = 1.5
 NUM_FULL, NUM_OTHER = 5, 9
 """Places for requests recorded in full, and for the others."""
 MAX_TEXT = 500
+KEPT = "kept"
+"""How a request ended that has left the recent past and stays on the page of who reads it."""
 VIEWS = ("picture", "table")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
@@ -107,12 +109,14 @@ class Step(Session):
         requests = self._requests()
         full = [request for request in requests if request.full][:NUM_FULL]
         others = {request.id: request for request in requests if not request.full}
+        gone = self.shown is not None and self.shown not in {request.id for request in requests}
+        if gone and (kept := self._kept()).full:
+            full = [*full[: NUM_FULL - 1], kept]
         values: dict[str, Any] = {}
         for at in range(NUM_FULL):
             values |= self._line(f"f{at}", full[at] if at < len(full) else None)
         for at, request in enumerate(self._places(others)):
             values |= self._line(f"o{at}", request)
-        gone = self.shown is not None and self.shown not in {request.id for request in requests}
         return {
             **values,
             "address": self._focus(),
@@ -185,6 +189,12 @@ class Step(Session):
                 self._others[at] = waiting.pop(0)
         return [None if n is None else others[n] for n in self._others]
 
+    def _kept(self) -> Listed:
+        """Return the line of the request that only this page still has."""
+        tokens, request = self._state["tokens"], self._state["request"]
+        full = sum(any(layer["full"] for layer in token["layers"]) for token in tokens)
+        return Listed(request["id"], request["label"], len(tokens), full, KEPT)
+
     def _line(self, place: str, request: Listed | None) -> dict[str, Any]:
         if request is None:
             return {f"{place}h": True}
@@ -193,7 +203,7 @@ class Step(Session):
             f"{place}v": str(request.id),
             f"{place}n": readings.domain_name(request.label),
             f"{place}t": f"{request.tokens} tokens",
-            f"{place}s": "ended" if request.ended else "running",
+            f"{place}s": {"": "running", KEPT: KEPT}.get(request.ended, "ended"),
             f"{place}c": "true" if request.id == self.shown else None,
         }
 

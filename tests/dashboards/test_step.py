@@ -299,6 +299,9 @@ def test_what_has_left_the_recent_past_is_kept_and_said(running):
     page.tick(anyway=True)
     assert "has left the recent past" in page.page.values["said"]
     assert page.stepper.state == shown
+    values = page.page.values
+    assert (values["f0v"], values["f0s"], values["f0c"]) == (str(page.shown), "kept", "true")
+    assert not values["f0h"] and values["f1h"]
 
 
 def test_a_refusal_is_said_and_nonsense_is_ignored(running):
