@@ -15,6 +15,11 @@ from torch import Tensor
 from engine.errors import KernelError
 from engine.kernels import checks
 
+_FEW = 128
+"""Pairs up to which the calls count and not what they do."""
+_MOST_NARROW = 1 << 15
+"""Experts whose ids have 16 bits."""
+
 
 class Permutation(NamedTuple):
     """How N = T·K pairs map to R rows ordered by expert (R = N minus the pairs with id -1)."""
@@ -47,18 +52,33 @@ def permute(phy_ids_TK: Tensor, num_physical: int) -> Permutation:
         raise KernelError(f"num_physical ({num_physical!r}) must be a whole number above 0.")
     on_cpu = phy_ids_TK.is_cpu
     ids_N = (phy_ids_TK if on_cpu else phy_ids_TK.cpu()).numpy().ravel()
-    order_N = ids_N.argsort(kind="stable")
+    few = len(ids_N) <= _FEW
+    if few:
+        order_N = ids_N.argsort(kind="stable")
+        bounds = (ids_N[order_N[0]], ids_N[order_N[-1]]) if len(ids_N) else (0, 0)
+    else:
+        bounds = ids_N.min(), ids_N.max()
     # Before anything is sized by the largest id.
-    if len(ids_N) and not -1 <= ids_N[order_N[0]] <= ids_N[order_N[-1]] < num_physical:
+    if not -1 <= bounds[0] <= bounds[1] < num_physical:
         checks.ids_in_range("phy_ids_TK", phy_ids_TK, num_physical)
-    counts: list[int] = np.bincount(ids_N + 1, minlength=num_physical + 1).tolist()
-    skipped, num_rows = counts[0], len(ids_N) - counts[0]
-    row_of_N = np.empty_like(order_N)
-    row_of_N[order_N] = np.arange(-skipped, num_rows)
+    if not few:  # numbers of 16 bits are sorted by their digits, several times as fast
+        narrow = np.int16 if num_physical <= _MOST_NARROW else np.int64
+        order_N = ids_N.astype(narrow).argsort(kind="stable")
+    skipped = 0
+    if bounds[0] < 0:
+        skipped = int(np.count_nonzero(ids_N < 0))
+        ids_N = ids_N[order_N[skipped:]]
+    counts: list[int] = np.bincount(ids_N, minlength=num_physical).tolist()
+    num_rows = len(order_N) - skipped
+    if few and not skipped:
+        row_of_N = order_N.argsort()  # one call less
+    else:
+        row_of_N = np.empty_like(order_N)
+        row_of_N[order_N] = np.arange(-skipped, num_rows)
     if skipped:
         row_of_N[order_N[:skipped]] = num_rows
         order_N = order_N[skipped:]
     source, row_of = torch.from_numpy(order_N // phy_ids_TK.shape[1]), torch.from_numpy(row_of_N)
     if not on_cpu:  # a call of nothing costs a microsecond as well
         source, row_of = source.to(phy_ids_TK.device), row_of.to(phy_ids_TK.device)
-    return Permutation(source, row_of, counts[1:])
+    return Permutation(source, row_of, counts)

@@ -14,7 +14,7 @@ and a softmax over the chosen is a softmax over all, renormalised. So there is n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from engine.config import at_least, one_of
@@ -72,6 +72,9 @@ class RouterConfig:
     jitter: float = 0.01
     """How close a logit must be to the chosen one to share in sparsemixer's softmax, relative to
     the larger of the two; half the limit, as published."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """Whether it is a softmax over the chosen logits and nothing besides (Mixtral, Qwen3); read for
+    every choice, so it is worked out once."""
 
     def __post_init__(self) -> None:
         at_least("top_k", self.top_k, 1)
@@ -99,6 +102,9 @@ class RouterConfig:
             raise ConfigError(
                 "sparsemixer takes neither renormalise nor selection_bias nor groups; leave them."
             )
+        plain = self.score == "softmax" and self.renormalise and self.weighs_logits
+        plain = plain and self.scale == 1.0 and not self.logit_bias
+        object.__setattr__(self, "is_plain", plain)
 
     @property
     def orders_logits(self) -> bool:
@@ -117,17 +123,6 @@ class RouterConfig:
         if not self.orders_logits or self.score == "sparsemixer":
             return False
         return self.score != "softmax" or (self.renormalise and self.eps == 0.0)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a softmax over the chosen logits and nothing besides (Mixtral, Qwen3)."""
-        return (
-            self.score == "softmax"
-            and self.renormalise
-            and self.weighs_logits
-            and self.scale == 1.0
-            and not self.logit_bias
-        )
 
     def check(self, num_experts: int) -> None:
         """Raise `ConfigError` unless top_k and the groups fit `num_experts`."""

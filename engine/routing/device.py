@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.routing.cache import LookUps
+from engine.routing.device_rows import AWAY, FULL, HOME, ONLY, REASON_BITS, TILE_ROWS, FewRows
 from engine.routing.table import Int, RoutingTable
 
-TILE_ROWS = 16
-"""Rows that an expert computes at once; a row more in a tile that is begun costs no time."""
 
-ONLY, HOME, FULL, AWAY = range(4)
-"""Why a replica was taken: it is the only one; it is at the token's home; the one at home had its
-share of rows; there is none at home."""
-
-
-class Placement(NamedTuple):
+class Placement:
     """Where the rows of one layer went, and why; read by the record of decisions."""
 
-    phy_ids_TK: Tensor
-    """(T, K) int64 physical experts."""
-    why_TK: Tensor | None
-    """(T, K) int64 `ONLY`, `HOME`, `FULL` or `AWAY`; None where no expert has replicas."""
+    __slots__ = ("_why", "phy_ids_TK")
+
+    def __init__(self, phy_ids_TK: Tensor, why: Int | None) -> None:
+        """Keep (T, K) physical experts and the reasons, an array of as many numbers."""
+        self.phy_ids_TK, self._why = phy_ids_TK, why
+
+    @property
+    def why_TK(self) -> Tensor | None:
+        """(T, K) int64 `ONLY`, `HOME`, `FULL` or `AWAY`; None where no expert has replicas."""
+        if self._why is None:
+            return None
+        why_TK = (self._why & (1 << REASON_BITS) - 1).reshape(self.phy_ids_TK.shape)
+        return _tensor(why_TK, self.phy_ids_TK)
 
 
 class Placer:
@@ -76,6 +77,7 @@ class Placer:
             return topk_ids_TK
         if self._table is not table or self._layer != layer:
             self._replicas = _Replicas(table, layer, topk_ids_TK.device)
+            self._few = FewRows(table, layer)
             self._table, self._layer = table, layer
             self.look_ups.forget()
         key = self.look_ups.key(topk_ids_TK, homes_T) if rows_GE is None else None
@@ -88,21 +90,26 @@ class Placer:
         self.last = placed
         return placed.phy_ids_TK
 
-    def _work_out(self, topk_ids_TK: Tensor, homes_T: Tensor, rows_GE: Tensor | None) -> Placement:
+    def _work_out(self, topk_ids_TK: Tensor, homes: Tensor, rows_GE: Tensor | None) -> Placement:
         """Place a step's rows, on the host: numpy's operations on a few ids cost a fifth."""
         replicas = self._replicas
         if not replicas.num_experts:
             return Placement(replicas.first[topk_ids_TK], None)
-        ids_TK = topk_ids_TK.cpu().numpy()
+        ids_TK, homes_T = topk_ids_TK.cpu().numpy(), homes.cpu().numpy()
+        rows = None if rows_GE is None else rows_GE.cpu().numpy()
+        if self._few.suits(ids_TK.size):
+            codes_N = self._few.place(ids_TK, homes_T, rows)
+            phy_ids_TK = (codes_N >> REASON_BITS).reshape(ids_TK.shape)
+            return Placement(_tensor(phy_ids_TK, topk_ids_TK), codes_N)
         which_TK = replicas.index_E[ids_TK]
-        cells_N = (homes_T.cpu().numpy()[:, None] * replicas.num_columns + which_TK).ravel()
+        cells_N = (homes_T[:, None] * replicas.num_columns + which_TK).ravel()
         counts_C, turn_N = _count(cells_N, replicas.num_cells)
-        rows_C = counts_C if rows_GE is None else replicas.columns(rows_GE.cpu().numpy()).ravel()
+        rows_C = counts_C if rows is None else replicas.columns(rows).ravel()
         shared_N, why_N = _Shares(replicas, rows_C).physical(cells_N, turn_N)
         several_TK, shape = which_TK < replicas.num_experts, ids_TK.shape
         phy_ids_TK = np.where(several_TK, shared_N.reshape(shape), replicas.first_E[ids_TK])
         why_TK = np.where(several_TK, why_N.reshape(shape), ONLY)
-        return Placement(_tensor(phy_ids_TK, topk_ids_TK), _tensor(why_TK, topk_ids_TK))
+        return Placement(_tensor(phy_ids_TK, topk_ids_TK), why_TK)
 
     @staticmethod
     def reason(why: int, device: int, home: int, copies: int) -> str:
@@ -219,3 +226,6 @@ def _count(cells_N: Int, num_cells: int) -> tuple[Int, Int]:
     turn_N = np.empty_like(cells_N)
     turn_N[order_N] = np.arange(len(cells_N)) - (counts_C.cumsum() - counts_C)[cells_N[order_N]]
     return counts_C, turn_N
+
+
+__all__ = ["AWAY", "FULL", "HOME", "ONLY", "TILE_ROWS", "Placement", "Placer"]

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.routing import device_rows
 from engine.routing.balance import balanced, imbalance
 from engine.routing.device import AWAY, FULL, HOME, ONLY, TILE_ROWS, Placer, _dealt
 from engine.routing.placement import contiguous, filled
@@ -154,6 +155,27 @@ def test_devices_that_place_their_own_rows_agree_with_one_that_places_all(case):
             torch.from_numpy(rows_GE),
         )
         assert torch.equal(alone, together[mine])
+
+
+@settings(deadline=None)
+@given(steps(), st.booleans())
+def test_a_loop_over_rows_and_arrays_share_them_alike_and_for_the_same_reasons(case, told):
+    table, ids, homes = case
+    rows_GE = np.zeros((table.num_devices, table.num_experts), dtype=np.int64)
+    np.add.at(rows_GE, (np.repeat(homes, ids.shape[1]), ids.ravel()), 3 if told else 1)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for most in (0, 1 << 30):
+            patch.setattr(device_rows, "MOST_WORK", most)
+            placer = Placer()
+            rows = torch.from_numpy(rows_GE) if told else None
+            homes_T = torch.from_numpy(homes)
+            placed = placer.place(torch.from_numpy(ids), homes_T, table, 1, rows)
+            found.append((placed, placer.last.why_TK))
+    (arrays, why_arrays), (loop, why_loop) = found
+    assert torch.equal(arrays, loop) and arrays.dtype == loop.dtype
+    assert (why_arrays is None) == (why_loop is None)
+    assert why_arrays is None or torch.equal(why_arrays, why_loop)
 
 
 def max_over_mean(rows_P, table):
