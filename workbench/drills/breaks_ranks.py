@@ -97,9 +97,9 @@ def freeze_often(target: Target, after_rows: int) -> None:
 
 
 @action
-def go_on(target: Target, rows: int) -> None:
+def go_on(target: Target, seconds: float) -> None:
     """Let traffic run, so that what was set has something to act on."""
-    target.run(rows)
+    target.run(seconds)
 
 
 @action

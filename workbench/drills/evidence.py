@@ -153,6 +153,12 @@ class Evidence:
                 return
             self.step()
 
+    def run(self, seconds: float) -> None:
+        """Run traffic for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.step()
+
     def settle(self, *, ordered: bool = False) -> None:
         """Run steps until a new engine is under way, and the newest table in force or given up.
 

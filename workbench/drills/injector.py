@@ -41,8 +41,8 @@ class Target:
         """The change record: version and hash of every table as it was planned, newest last."""
         self.choose_traffic: Callable[..., None] = lambda **changes: None
         """Changes what is asked of the engine, see `Evidence.choose`."""
-        self.run: Callable[[int], None] = lambda rows: None
-        """Runs traffic until so many rows are recorded."""
+        self.run: Callable[[float], None] = lambda seconds: None
+        """Runs traffic for so many seconds."""
         self._note(self.snapshot)
 
     @property

@@ -15,6 +15,8 @@ from workbench.trace.trace import Trace
 
 LEAST_STEPS = 8
 """Steps that a probe of time wants to see."""
+LEAST_PROMPTED = 3
+"""Steps with prompts that a probe of them wants to see."""
 
 
 @probe("share", "median over steps of (select + place + dispatch) / step")
@@ -30,6 +32,27 @@ def stage_share(readings: Readings, stage: str, rows: int = ROWS) -> float:
     """Return the share of a step spent in one stage."""
     trace = enough(readings, rows)
     return float(np.median(_stage(trace, stage) / trace.columns["steps/duration_ms"]))
+
+
+@probe("share", "median over steps with prompts of stage / step")
+def prompt_stage_share(readings: Readings, stage: str, rows: int = ROWS) -> float:
+    """Return the share that one stage takes of a step that runs a prompt."""
+    trace = enough(readings, rows)
+    share = _stage(trace, stage) / trace.columns["steps/duration_ms"]
+    return float(np.median(share[_prompted(trace)]))
+
+
+@probe("ratio", "median over steps with prompts of stage / other stage")
+def prompt_stage_ratio(readings: Readings, stage: str, other: str, rows: int = ROWS) -> float:
+    """Return how much longer one stage takes than another, in steps that run a prompt.
+
+    Whatever slows the machine slows both.
+    """
+    trace = enough(readings, rows)
+    own, by = _stage(trace, stage)[_prompted(trace)], _stage(trace, other)[_prompted(trace)]
+    if not (by > 0).all():
+        raise Unreadable(f"the stage {other} was not reported.")
+    return float(np.median(own / by))
 
 
 @probe("ms", "milliseconds in the stage / rows")
@@ -172,6 +195,14 @@ def _stage(trace: Trace, stage: str) -> Array:
     if stage not in STAGES:
         raise Unreadable(f"there is no stage {stage!r}.")
     return np.nan_to_num(trace.columns["steps/stage_ms"][:, STAGES.index(stage)])
+
+
+def _prompted(trace: Trace) -> Array:
+    """Return (S,) which steps ran a prompt."""
+    prompted: Array = trace.columns["steps/num_prefill_rows"] > 0
+    if prompted.sum() < LEAST_PROMPTED:
+        raise Unreadable("too few steps with prompts have run; try again in a moment.")
+    return prompted
 
 
 def _ranked(readings: Readings, rows: int) -> Trace:

@@ -71,7 +71,7 @@ class Session(Course):
             seed=self.seed,
         )
         self._target.choose_traffic = self._evidence.choose
-        self._target.run = self._evidence.gather
+        self._target.run = self._evidence.run
         self._evidence.plan = self._target.plan
         deployment.on_start = self._target.started_over
 
