@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RoutingError
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -62,22 +63,36 @@ class Policy:
         """Set the policy through the engine's control.
 
         Raises:
-            ConfigError: the model is dense, so that the policy would have no effect.
-            RoutingError: an expert or a layer does not exist, or too few experts are left.
+            ConfigError: the model is dense, so that the policy would have no effect; an expert or a
+                layer does not exist, a number is out of range, or too few experts are left.
         """
         if self != Policy() and not engine.model_config.is_moe:
             raise ConfigError(
                 "--force-experts, --ban-expert, --bias and --smoothing need a model with experts; "
                 "this one is dense, leave them out."
             )
-        if self.force:
-            engine.control.force_experts(self.force)
-        for layer, expert in self.ban:
-            engine.control.ban_expert(layer, expert)
-        for layer, expert, value in self.bias:
-            engine.control.set_bias(layer, expert, value)
-        if self.smoothing is not None:
-            engine.control.set_smoothing(*self.smoothing)
+        with as_usage():
+            if self.force:
+                engine.control.force_experts(self.force)
+            for layer, expert in self.ban:
+                engine.control.ban_expert(layer, expert)
+            for layer, expert, value in self.bias:
+                engine.control.set_bias(layer, expert, value)
+            if self.smoothing is not None:
+                engine.control.set_smoothing(*self.smoothing)
+
+
+@contextmanager
+def as_usage() -> Iterator[None]:
+    """Let what an engine's control refuses of a command's options be bad usage.
+
+    Raises:
+        ConfigError: the control refused, in its words.
+    """
+    try:
+        yield
+    except RoutingError as refused:
+        raise ConfigError(str(refused)) from None
 
 
 def _smoothing(text: str) -> tuple[float, int, float]:

@@ -29,8 +29,7 @@ def what_if(engine: Engine, token_ids: Sequence[int], token: int, policy: Policy
     The engine is left as it was.
 
     Raises:
-        ConfigError: the model is dense.
-        RoutingError: an expert or a layer does not exist, or too few experts are left.
+        ConfigError: the model is dense, an expert or a layer does not exist, or too few are left.
     """
     kept = engine.control.policy
     before_TV = engine.logits(token_ids)

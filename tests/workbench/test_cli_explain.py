@@ -276,9 +276,8 @@ def test_a_new_token_is_explained_with_who_proposed_it_and_the_verdict(workbench
     ],
 )
 def test_a_what_if_that_makes_no_sense_is_one_sentence(workbench, words, hint):
-    code = 1 if hint.startswith(("expert", "top_k", "window", "decay")) else 2
     at = ("--token", "0", "--layer", "0")
-    workbench("explain", PROMPT, *at, *words).assert_refused(code, hint)
+    workbench("explain", PROMPT, *at, *words).assert_refused(2, hint)
 
 
 @pytest.mark.parametrize("token", ["-1", "99", "1000000"])

@@ -107,6 +107,9 @@ def test_commands_refuse_what_they_cannot_do(workbench, tmp_path):
     workbench("precision", "calibrate", "--unit-rows", "0").assert_refused(2, "unit_rows")
     workbench("precision", "calibrate", "--unit", "token").assert_refused(2, "unit", "sequence")
     workbench("precision", "calibrate", "--windows", "0").assert_refused(2, "windows")
+    for out in (tmp_path, tmp_path / "no" / "x.json"):
+        words = ("precision", "calibrate", "--windows", "1", "--length", "16", "--out", out)
+        workbench(*words).assert_refused(2, f"cannot write {out}")
     workbench("precision", "calibrate", "--max-rise", "2").assert_refused(2, "max_rise")
     workbench("generate", "x", "--precision", "bf16", "--dtype", "float32").assert_refused(
         2, "bf16", "float32"

@@ -10,6 +10,7 @@ from engine.errors import ConfigError
 from workbench import paths
 from workbench.options import DeterministicOption, JsonOption, ModelOption
 from workbench.output import print_json, size
+from workbench.policy import as_usage
 
 WIDTH = 96
 
@@ -167,16 +168,17 @@ def smoothing(
     """What a bonus for experts used lately does to jumps, traffic, balance, output and speed."""
     from workbench.bench.smoothing import run
 
-    report = run(
-        paths.model_folder(model),
-        strengths=_strengths(strengths),
-        window=window,
-        decay=decay,
-        requests=requests,
-        tokens=tokens,
-        texts=texts,
-        rounds=rounds,
-    )
+    with as_usage():
+        report = run(
+            paths.model_folder(model),
+            strengths=_strengths(strengths),
+            window=window,
+            decay=decay,
+            requests=requests,
+            tokens=tokens,
+            texts=texts,
+            rounds=rounds,
+        )
     if as_json:
         print_json(report)
     else:
@@ -197,7 +199,8 @@ def capacity(
     from workbench.bench.capacity import run
 
     chosen = _strengths(factors, "--factors (", "from 1 to 16")
-    report = run(paths.model_folder(model), factors=chosen, texts=texts)
+    with as_usage():
+        report = run(paths.model_folder(model), factors=chosen, texts=texts)
     if as_json:
         print_json(report)
     else:

@@ -53,7 +53,7 @@ def calibrate(
     """Compare full and mixed precision layer by layer, and store thresholds and whitelist."""
     from engine.config.checks import number
     from engine.errors import ConfigError
-    from engine.routing.precision import KINDS
+    from engine.routing.precision import KINDS, Thresholds
     from workbench.precision import calibrate as calibration
     from workbench.precision import engines, texts, worth
 
@@ -62,7 +62,9 @@ def calibrate(
     if not 0 < number("max_rise", max_rise) <= 1:
         raise ConfigError(f"max_rise ({max_rise}) must be above 0 and at most 1, like 0.01.")
     engine, base, path = engines.open_both(model, threads=threads, measuring=True)
+    path = out or path
     with closing(engine):
+        Thresholds.check_place(path)
         found, measured = calibration.calibrate(
             engine,
             _flat(texts.windows(engine.tokenizer, "train", windows, length)),
@@ -72,7 +74,6 @@ def calibrate(
             max_rise=max_rise,
             say=say,
         )
-    path = out or path
     found.save(path, measured)
     if as_json:
         print_json({"stored": str(path), "thresholds": worth.plain(found), "measured": measured})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -86,6 +87,21 @@ class Thresholds:
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ConfigError(f"{name} ({value!r}) must be a whole number, {low} to {high}.")
+
+    @staticmethod
+    def check_place(path: str | Path) -> None:
+        """Refuse at once a place to which `save` cannot write later.
+
+        Raises:
+            ConfigError: it is a folder, or its folder is missing or read-only.
+        """
+        path = Path(path)
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; name a file.")
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: its folder does not exist; make it first.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}: it is read-only.")
 
     def save(self, path: str | Path, measured: Mapping[str, Any] | None = None) -> None:
         """Write the file; `measured` is kept beside the limits for people and read by nobody.
