@@ -9,8 +9,9 @@ import yaml
 
 from engine.errors import ConfigError
 from tests.drills.conftest import ALL
+from workbench.drills.checks import key
 from workbench.drills.files import filled_in, find, folder, parse, scenarios
-from workbench.drills.scenario import Tolerance
+from workbench.drills.scenario import REPAIR, Tolerance
 
 FAVOUR = {
     "type": "python",
@@ -39,6 +40,16 @@ def test_a_briefing_tells_the_symptom_and_not_the_cause(drill):
     assert scenario.options[scenario.cause] not in scenario.description
     for call in scenario.method:
         assert call.name not in said, "what was broken is told"
+
+
+@pytest.mark.parametrize("drill", ALL)
+def test_a_drill_shows_in_two_signals_and_its_ways_differ(drill):
+    scenario = find(drill)
+    assert len({key(probe) for probe in scenario.signals}) == len(scenario.signals) >= 2
+    ways = [str(way.acts) for way in (*scenario.repairs, *scenario.false_trails)]
+    assert len(set(ways)) == len(ways) and scenario.false_trails
+    measured = {key(check.probe) for check in scenario.checks if check.kind == REPAIR}
+    assert measured & {key(probe) for probe in scenario.signals}, "no check asks for a signal"
 
 
 def change(raw, path, value):

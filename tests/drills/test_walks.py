@@ -194,13 +194,10 @@ def test_copies_of_the_hot_expert_also_repair_and_moving_it_does_not(make_sessio
     session.prepare()
     session.break_it()
     session.observe()
-    counts_LE = session.window.trace().expert_counts()
-    layer, expert = divmod(int(counts_LE.argmax()), counts_LE.shape[1])
-    home = int(session.engine.table.rank_of_phy[expert])
-    session.act("move", layer=layer, expert=expert, device=(home + 1) % 4)
+    session.act("move-busiest")
     found = outcomes(session)
     assert (found["devices"], found["placed"]) == (FAIL, PASS)
-    session.act("replicate", layer=layer, expert=expert)
+    session.act("replicate-busiest")
     devices, choice = session.observe()["signals"]
     assert devices["outcome"] == PASS and devices["message"] == ""
     assert choice["outcome"] == FAIL and "may stay high after a repair" in choice["message"]

@@ -1,0 +1,64 @@
+"""Probes of time and of work done again, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.events import CAUSES, STAGES, ControlEvent
+from engine.routing.placement import contiguous
+from workbench.drills.probes_deploy import recovered_rows
+from workbench.drills.probes_time import prompt_stage_ratio, prompt_stage_share
+from workbench.drills.readings import Readings, Unreadable
+
+
+class FakeTrace:
+    """Steps of 10 ms, each with ten rows."""
+
+    def __init__(self, prefill=(), controls=(), again=0, **stages):
+        num_steps = len(prefill)
+        self.num_rows, self.controls = 10 * num_steps, list(controls)
+        stage_ms = np.zeros((num_steps, len(STAGES)))
+        for name, values in stages.items():
+            stage_ms[:, STAGES.index(name)] = values
+        causes = np.zeros(self.num_rows, np.uint8)
+        causes[:again] = CAUSES.index("recovery")
+        self.columns = {
+            "rows/causes": causes,
+            "steps/num_prefill_rows": np.array(prefill),
+            "steps/duration_ms": np.full(num_steps, 10.0),
+            "steps/stage_ms": stage_ms,
+        }
+
+
+def readings(trace):
+    return Readings(trace=trace, table_now=contiguous(1, 4, 2), planned={}, ask=list)
+
+
+def recovered(rows_again):
+    return ControlEvent("recover", {"rows_again": rows_again}, 0, 0.0)
+
+
+PROMPTS = {"prefill": [5, 0, 5, 0, 5], "select": [1, 9, 2, 9, 3], "gate": [0.5, 9, 0.5, 9, 0.5]}
+
+
+def test_a_stage_is_measured_where_a_prompt_runs_and_nowhere_else():
+    seen = readings(FakeTrace(**PROMPTS))
+    assert prompt_stage_share(seen, stage="select", rows=50) == pytest.approx(0.2)
+    assert prompt_stage_ratio(seen, stage="select", other="gate", rows=50) == pytest.approx(4)
+
+
+def test_few_prompts_or_an_unreported_stage_say_nothing():
+    few = readings(FakeTrace(**PROMPTS | {"prefill": [5, 0, 0, 0, 5]}))
+    for probe, more in ((prompt_stage_share, {}), (prompt_stage_ratio, {"other": "gate"})):
+        with pytest.raises(Unreadable, match="too few steps with prompts"):
+            probe(few, stage="select", rows=50, **more)
+    with pytest.raises(Unreadable, match="draft was not reported"):
+        prompt_stage_ratio(readings(FakeTrace(**PROMPTS)), stage="select", other="draft", rows=50)
+
+
+def test_rows_of_failed_steps_and_of_requests_that_moved_count_as_run_again():
+    assert recovered_rows(readings(FakeTrace([0] * 10)), rows=100) == 0
+    notes = [recovered(7), ControlEvent("publish_table", {}, 1, 0.0), recovered(5)]
+    again = FakeTrace([0] * 10, controls=notes, again=3)
+    assert recovered_rows(readings(again), rows=100) == pytest.approx(0.15)
