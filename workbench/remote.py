@@ -60,6 +60,20 @@ class Remote:
         """Return status and content of an answer; content is None when it is no JSON."""
         return self._ask("POST", path, body)
 
+    def text(self, path: str) -> str:
+        """Return what an address holds, as text.
+
+        Raises:
+            MachineError: the service cannot be reached, or answers with an error.
+        """
+        try:
+            response = self._client.get(path)
+        except httpx.HTTPError as wrong:
+            raise self._unreachable(wrong) from None
+        if response.status_code != 200:
+            raise MachineError(f"{self.url}{path} answered {response.status_code}.")
+        return response.text
+
     def lines(self, path: str, body: Mapping[str, Any]) -> list[str]:
         """Return the lines of a streamed answer that are not empty.
 

@@ -12,6 +12,7 @@ import pytest
 import workbench.drills.checks
 import workbench.drills.probes
 import workbench.drills.probes_deploy
+import workbench.drills.probes_service
 import workbench.drills.probes_time
 import workbench.drills.readings
 from engine.routing.placement import contiguous, filled
@@ -75,6 +76,7 @@ def faults_of(source: str) -> list[str]:
         workbench.drills.checks,
         workbench.drills.probes,
         workbench.drills.probes_deploy,
+        workbench.drills.probes_service,
         workbench.drills.probes_time,
         workbench.drills.readings,
     ],

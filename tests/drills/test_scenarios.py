@@ -120,3 +120,28 @@ def test_a_part_is_taken_and_what_stands_beside_it_put_in_its_place():
     assert check["probe"]["provider"]["func"] == "answers_kept" and "use" not in str(check)
     with pytest.raises(ConfigError, match="x: unknown part 'check-answer'; did you mean"):
         filled_in([{"use": "check-answer"}], "x")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("fault",), "gate.logits", "safe: unknown fault 'gate.logits'"),
+        (("fault",), "slow-gat", "did you mean 'slow-gate'"),
+        (("delay_ms",), 51, "delay_ms (51) must be above 0 and at most 50"),
+        (("at",), "two ranks", "safe.at"),
+        (("func",), "hold_lock", "safe: unknown key 'func'"),
+        (("checks", 0, "probe", "provider", "func"), "stage_share", "unknown probe 'stage_share'"),
+        (("solution", "repairs", 0, "acts", 0, "act"), "restart", "safe: unknown act 'restart'"),
+        (("checks", 0, "points"), 26, "safe: the points of diagnosis and checks must sum to 100"),
+    ],
+)
+def test_a_drill_is_marked_safe_only_with_a_delay_and_what_can_be_read_over_http(
+    path, value, words
+):
+    raw = yaml.safe_load((folder() / "lock-contention.yaml").read_text("utf-8"))
+    with pytest.raises(ConfigError) as refused:
+        parse(change(raw, ("safe", *path), value), "lock-contention.yaml")
+    assert words in str(refused.value)
+    engines = change(raw, ("checks", 0, "probe", "provider", "func"), "service_step_ms")
+    with pytest.raises(ConfigError, match="unknown probe 'service_step_ms'"):
+        parse(engines, "lock-contention.yaml")

@@ -12,6 +12,7 @@ import typer
 
 from workbench import paths
 from workbench.commands import drill_act
+from workbench.commands.scale import KeyFileOption
 from workbench.options import JsonOption, ModelOption, StateOption
 from workbench.output import print_json, say
 
@@ -22,6 +23,8 @@ app = typer.Typer(help="Find and repair faults in a running engine.", no_args_is
 app.add_typer(drill_act.app, name="act")
 
 DrillArgument = Annotated[str, typer.Argument(metavar="ID", help="A drill; see `drill list`.")]
+Where = tuple[str, str | None] | None
+"""The address of a service and a key for it, or an engine of the drill's own."""
 _LOOK_EVERY_S = 0.2
 _SIGNALS_EVERY_S = 5.0
 
@@ -61,6 +64,15 @@ def run(
     model: ModelOption = paths.DEFAULT_MODEL,
     seed: Annotated[int | None, typer.Option(help="Another layer, another expert.")] = None,
     minutes: Annotated[float | None, typer.Option(help="How long the fault may last.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Run it on this service instead of an engine of its own. Needs a key with the "
+            "scopes infer, observe and operate; only drills whose file marks a fault as safe.",
+        ),
+    ] = None,
+    key_file: KeyFileOption = None,
     rehearse: Annotated[
         str | None,
         typer.Option(
@@ -70,13 +82,23 @@ def run(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a drill and keep it running; work on it from a second terminal. Ctrl-C restores."""
-    from workbench.drills.words import result_text
+    """Start a drill and keep it running; work on it from a second terminal. Ctrl-C restores.
 
+    With --target the service itself holds the drill on a lease: it puts back whatever was changed
+    when the drill ends, and by itself when this command is killed.
+    """
+    from workbench.drills.words import result_text
+    from workbench.remote import read_key
+
+    where = None if target is None else (target, read_key(key_file))
+    if where is None and key_file is not None:
+        say("--key-file has no effect without --target")
+    if where is not None and model != paths.DEFAULT_MODEL:
+        say("--model has no effect with --target: the service has a model of its own")
     if rehearse is not None:
-        result = _rehearse(drill, rehearse, model, seed, minutes)
+        result = _rehearse(drill, rehearse, model, seed, minutes, where)
     else:
-        result = _run(drill, state, model, seed, minutes, as_json)
+        result = _run(drill, state, model, seed, minutes, as_json, where=where)
     if as_json:
         print_json(result)
     else:
@@ -261,12 +283,18 @@ def reference(
 
 
 @app.command()
-def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
-    """End whatever drill runs or was left behind, restored; exit 1 if that is not proven."""
+def reset(
+    state: StateOption = None, key_file: KeyFileOption = None, as_json: JsonOption = False
+) -> None:
+    """End whatever drill runs or was left behind, restored; exit 1 if that is not proven.
+
+    What was left at a service is ended there, which needs its key.
+    """
     from workbench.drills import reset as run_reset
     from workbench.drills.words import proof_text
+    from workbench.remote import read_key
 
-    done = run_reset(state)
+    done = run_reset(state, read_key(key_file))
     if as_json:
         print_json(done)
     else:
@@ -281,14 +309,24 @@ def reset(state: StateOption = None, as_json: JsonOption = False) -> None:
 
 
 def _rehearse(
-    drill: str, way: str, model: str, seed: int | None, minutes: float | None
+    drill: str,
+    way: str,
+    model: str,
+    seed: int | None,
+    minutes: float | None,
+    where: Where,
 ) -> dict[str, Any]:
     from workbench.drills.files import find
+    from workbench.drills.on_service import on_service
     from workbench.drills.opening import opened
     from workbench.drills.rehearsal import rehearse
 
-    with opened(find(drill), model=model, seed=seed, minutes=minutes) as session:
-        return rehearse(session, way)
+    scenario = find(drill)
+    if where is None:
+        with opened(scenario, model=model, seed=seed, minutes=minutes) as session:
+            return rehearse(session, way)
+    with on_service(scenario, *where, seed=seed, minutes=minutes) as course:
+        return rehearse(course, way)
 
 
 def _run(
@@ -300,6 +338,7 @@ def _run(
     as_json: bool,
     *,
     surprise: bool = False,
+    where: Where = None,
 ) -> dict[str, Any]:
     """Hold the drill's process until it ends or a signal asks; return its result."""
     from engine.errors import MachineError
@@ -315,8 +354,12 @@ def _run(
         try:
             if not store.busy and (aside := store.set_aside()):
                 say(f"what an earlier drill left was damaged and has been set aside as {aside}")
-            say("starting the engine and taking the steady state; this takes a moment")
+            what = "looking at the service" if where else "starting the engine"
+            say(f"{what} and taking the steady state; this takes a moment")
+            target, key = where or (None, None)
             options: dict[str, Any] = {
+                "target": target,
+                "key": key,
                 "model": model,
                 "seed": seed,
                 "minutes": minutes,

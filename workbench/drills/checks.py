@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.errors import WorkbenchError
-from workbench.drills.probes import MEANINGS, PROBES, Readings, Unreadable
+from workbench.drills.probes import MEANINGS, PROBES, AnyReadings, Unreadable
 from workbench.drills.scenario import HARMLESS, REPAIR, Check, Probe, Scenario
 
 PASS, FAIL, COULD_NOT_RUN = "pass", "fail", "could not run"
@@ -38,7 +38,7 @@ class Verdict:
         return asdict(self)
 
 
-def measure(probe: Probe, readings: Readings) -> float:
+def measure(probe: Probe, readings: AnyReadings) -> float:
     """Take one probe.
 
     Raises:
@@ -47,7 +47,7 @@ def measure(probe: Probe, readings: Readings) -> float:
     return PROBES[probe.call.func](readings, **probe.call.arguments)
 
 
-def judge(probe: Probe, readings: Readings, steady: Mapping[str, float]) -> Verdict:
+def judge(probe: Probe, readings: AnyReadings, steady: Mapping[str, float]) -> Verdict:
     """Take one probe and hold it against its tolerance.
 
     Args:
@@ -94,7 +94,7 @@ def signals_of(scenario: Scenario, steady: Mapping[str, float]) -> list[dict[str
 
 
 def examine(
-    checks: Sequence[Check], readings: Readings, steady: Mapping[str, float]
+    checks: Sequence[Check], readings: AnyReadings, steady: Mapping[str, float]
 ) -> dict[str, Verdict]:
     """Run checks; returns the verdict of each by its id."""
     verdicts = {}

@@ -25,7 +25,7 @@ from typing import Any, Self
 from engine.errors import MachineError, RequestError, WorkbenchError
 from engine.runtime.telemetry import Message, TelemetryClient
 from workbench import paths
-from workbench.drills.files import find
+from workbench.drills.files import find, safe_of
 from workbench.drills.proof import compared
 from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
@@ -167,6 +167,8 @@ def start(
     minutes: float | None = None,
     surprise: bool = False,
     who: str = "",
+    target: str | None = None,
+    key: str | None = None,
     on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Drill:
     """Start a drill in a process of its own, which ends with this one.
@@ -179,15 +181,21 @@ def start(
         minutes: how long the fault may last; None takes the file's.
         surprise: keep its title back, as in an incident.
         who: a name that stands in the journal beside what is asked for here.
+        target: the address of a service to run it on, in place of an engine of its own.
+        key: for that service, with the scopes infer, observe and operate.
         on_stage: is told twice a second which of `stages.STAGES` it is, with how many of how many
             parts are done; what it raises ends the start, and the engine with it.
 
     Raises:
-        ConfigError: there is no such drill, or its file is not valid.
+        ConfigError: there is no such drill, its file is not valid, or it is not safe to run on a
+            service.
         MachineError: another drill runs, or this one could not start.
     """
-    find(drill)
-    paths.model_folder(model)
+    scenario = find(drill)
+    if target is None:
+        paths.model_folder(model)
+    else:
+        _check_service(target, key, safe_of(scenario).ranks)
     store = Store.at(state)
     clean(store)
     options = {
@@ -198,6 +206,8 @@ def start(
         "minutes": minutes,
         "surprise": surprise,
         "parent": own_identity(),
+        "target": target,
+        "key": key,
     }
     child = Child(
         "drill",
@@ -218,6 +228,13 @@ def start(
         child.stop()  # its engine goes with it
         clean(store)
         raise
+
+
+def _check_service(url: str, key: str | None, ranks: int) -> None:
+    from workbench.drills.service import Service
+
+    with contextlib.closing(Service(url, key)) as service:
+        service.check(ranks)
 
 
 def attach(state: str | Path | None = None, who: str = "") -> Drill:
@@ -272,17 +289,26 @@ def clean(store: Store) -> bool:
         store.read(facts["journal"])
     except MachineError:
         store.save(
-            facts["journal"], {"format": 1, "briefing": find(facts["drill"]).briefing, **_GONE}
+            facts["journal"],
+            {"format": 1, "briefing": find(facts["drill"]).briefing, **_gone_where(facts)},
         )
     store.forget()
     return True
 
 
-def reset(state: str | Path | None = None) -> dict[str, Any]:
+def _gone_where(facts: Mapping[str, Any]) -> dict[str, Any]:
+    if "target" not in facts:
+        return _GONE
+    reason = "the drill's process has gone; its lease ends it at the service"
+    return {"ended": True, "reason": reason}
+
+
+def reset(state: str | Path | None = None, key: str | None = None) -> dict[str, Any]:
     """End whatever drill runs or was left in a state folder, restored; again does nothing.
 
     A living engine is restored. Of one whose process was killed nothing is left, so a fresh engine
-    is started and held against the hashes from before the drill.
+    is started and held against the hashes from before the drill. A service that was held for one is
+    asked to put everything back, which needs a `key`.
 
     Returns:
         `found`, the drill ended, `unknown` where its state is damaged, or None; `how`, in words;
@@ -309,13 +335,14 @@ def reset(state: str | Path | None = None) -> dict[str, Any]:
         clean(store)
         if proof is not None:
             return found | {"how": "restored and ended", "proof": proof}
-        how = "it did not answer, so its process was ended, and its engine with it"
-        return found | {"how": how, "proof": _fresh_proof(facts)}
+        engine = "" if "target" in facts else ", and its engine with it"
+        how = f"it did not answer, so its process was ended{engine}"
+        return found | {"how": how, "proof": _fresh_proof(facts, key)}
     clean(store)
     result = store.read(facts["journal"])[1].get("result")
     if isinstance(result, dict) and {"reason", "proof"} <= set(result):
         return found | {"how": f"ended before: {result['reason']}", "proof": result["proof"]}
-    return found | {"how": _GONE["reason"], "proof": _fresh_proof(facts)}
+    return found | {"how": _gone_where(facts)["reason"], "proof": _fresh_proof(facts, key)}
 
 
 def _finish(store: Store) -> dict[str, Any] | None:
@@ -328,11 +355,20 @@ def _finish(store: Store) -> dict[str, Any] | None:
     return proof
 
 
-def _fresh_proof(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Hold a fresh engine against the hashes a drill announced.
+def _fresh_proof(facts: Mapping[str, Any], key: str | None) -> dict[str, Any] | None:
+    """Hold a fresh engine against the hashes a drill announced, or ask the service it ran on.
 
-    None if none can be started, or the hashes are damaged.
+    None if none can be started, or what was announced is damaged.
     """
+    if "target" in facts:
+        from workbench.drills.on_service import put_back
+        from workbench.drills.service import Service
+
+        try:
+            with contextlib.closing(Service(str(facts["target"]), key)) as service:
+                return put_back(service, str(facts.get("lease")))
+        except WorkbenchError:
+            return None
     from workbench.drills.opening import fresh_hashes
 
     hashes, model = facts.get("hashes"), facts.get("model")

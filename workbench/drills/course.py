@@ -24,7 +24,7 @@ from workbench.drills.checks import (
     signals_of,
 )
 from workbench.drills.observation import said
-from workbench.drills.readings import MEANINGS, ROWS, Readings, Unreadable
+from workbench.drills.readings import MEANINGS, ROWS, AnyReadings, Unreadable
 from workbench.drills.scenario import Scenario
 from workbench.drills.stages import Tell, untold
 
@@ -105,7 +105,7 @@ class Course(ABC):
         """Undo everything and compare hashes with those from before; again does no harm."""
 
     @abstractmethod
-    def readings(self) -> Readings:
+    def readings(self) -> AnyReadings:
         """Return what an operator has before them now."""
 
     @abstractmethod
@@ -255,7 +255,7 @@ class Course(ABC):
         if self.phase != "running":
             raise RequestError(f"the drill is not running (it is {self.phase}).")
 
-    def _measure_steady(self, readings: Readings, tell: Tell) -> None:
+    def _measure_steady(self, readings: AnyReadings, tell: Tell) -> None:
         """Measure every probe before the fault, and hold the signals against what is right.
 
         Raises:

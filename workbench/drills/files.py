@@ -8,7 +8,7 @@ the symptom only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from workbench.drills.scenario import (
     Deployed,
     Probe,
     Repair,
+    Safe,
     Scenario,
     Tolerance,
 )
@@ -49,6 +50,21 @@ def find(drill: str) -> Scenario:
         ConfigError: there is none, or its file is not valid.
     """
     return read(named("drill", drill, folder()))
+
+
+def safe_of(scenario: Scenario) -> Safe:
+    """Return how a drill runs on a service.
+
+    Raises:
+        ConfigError: it is not marked safe.
+    """
+    if scenario.safe is None:
+        safe = ", ".join(one.id for one in scenarios() if one.safe is not None)
+        raise ConfigError(
+            f"the drill {scenario.id} is not marked safe, so it runs on an engine of its own only; "
+            f"on a service may run: {safe}."
+        )
+    return scenario.safe
 
 
 def read(path: Path) -> Scenario:
@@ -148,6 +164,23 @@ def _scenario(raw: Mapping[str, Any]) -> Scenario:
         solution=solution["explanation"].strip(),
         repairs=tuple(map(_repair, solution["repairs"])),
         false_trails=tuple(map(_repair, raw["false-trails"])),
+        safe=_safe(raw) if "safe" in raw else None,
+    )
+
+
+def _safe(raw: Mapping[str, Any]) -> Safe:
+    """Return how a drill runs on a service; what `safe` leaves out is as in the rest."""
+    own = {"fault", "delay_ms", "at", "ranks", "job"}
+    safe = raw["safe"]
+    there = {key: value for key, value in safe.items() if key not in own}
+    rest = {key: value for key, value in raw.items() if key != "safe"}
+    return Safe(
+        fault=safe["fault"],
+        delay_ms=safe["delay_ms"],
+        one_rank=safe.get("at") == "one rank",
+        ranks=safe["ranks"],
+        job=safe.get("job", ""),
+        scenario=_scenario({**rest, "deployed": {}, **there}),
     )
 
 
@@ -173,20 +206,55 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     from workbench.drills.acts import ACTS
     from workbench.drills.breaks import ACTIONS, undone
     from workbench.drills.jobs import job
-    from workbench.drills.probes import PROBES
+    from workbench.drills.probes import OF_ENGINES
 
     if drill is not None and scenario.id != drill:
         yield f"id ({scenario.id}) must be the file's name, {drill}."
-    probes = (*scenario.signals, *scenario.stop, *(check.probe for check in scenario.checks))
-    for probe in probes:
-        yield from call_faults("probe", probe.call.func, probe.call.arguments, PROBES)
-        if probe.tolerance.low > probe.tolerance.high:
-            yield f"probe {probe.call.name!r}: the tolerance's range must ascend."
     for call in (*scenario.method, *scenario.rollbacks):
         yield from call_faults("action", call.func, call.arguments, ACTIONS)
+    yield from _lesson_faults(scenario, OF_ENGINES, ACTS, given=2)
+    for raw in scenario.deployed.jobs:
+        try:
+            job(raw)
+        except ConfigError as wrong:
+            yield str(wrong)
+    yield from undone(scenario.rollbacks)
+    if scenario.safe is not None:
+        yield from (f"safe: {fault}" for fault in _safe_faults(scenario.safe))
+
+
+def _safe_faults(safe: Safe) -> Iterator[str]:
+    """Yield what is wrong with how a drill runs on a service."""
+    from engine.errors import FaultError
+    from engine.faults import SAFE
+    from workbench.drills.acts_service import ACTS
+    from workbench.drills.probes import OF_SERVICES
+
+    if safe.fault not in SAFE:
+        yield f"unknown fault {safe.fault!r}{nearest(safe.fault, SAFE)} known: {', '.join(SAFE)}."
+        return
+    try:
+        SAFE[safe.fault].of(safe.delay_ms)
+    except FaultError as wrong:
+        yield str(wrong)
+    yield from _lesson_faults(safe.scenario, OF_SERVICES, ACTS, given=1)
+
+
+def _lesson_faults(
+    scenario: Scenario,
+    probes: Mapping[str, Callable[..., Any]],
+    acts: Mapping[str, Callable[..., Any]],
+    given: int,
+) -> Iterator[str]:
+    """Yield what is wrong with what is measured, asked, graded and repaired."""
+    checked = (check.probe for check in scenario.checks)
+    for probe in (*scenario.signals, *scenario.stop, *checked):
+        yield from call_faults("probe", probe.call.func, probe.call.arguments, probes)
+        if probe.tolerance.low > probe.tolerance.high:
+            yield f"probe {probe.call.name!r}: the tolerance's range must ascend."
     for repair in (*scenario.repairs, *scenario.false_trails):
         for act, arguments in repair.acts:
-            yield from call_faults("act", act, arguments, ACTS, given=2)
+            yield from call_faults("act", act, arguments, acts, given=given)
     if scenario.cause not in scenario.options:
         yield f"solution.cause ({scenario.cause}) must be one of the diagnosis options."
     ids = [check.id for check in scenario.checks]
@@ -195,9 +263,3 @@ def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     points = scenario.diagnosis_points + sum(check.points for check in scenario.checks)
     if points != 100:
         yield f"the points of diagnosis and checks must sum to 100, not {points}."
-    for raw in scenario.deployed.jobs:
-        try:
-            job(raw)
-        except ConfigError as wrong:
-            yield str(wrong)
-    yield from undone(scenario.rollbacks)

@@ -85,17 +85,28 @@ def perform(name: str, arguments: Mapping[str, Any], hands: Hands, trace: Trace)
         ConfigError: there is no such act, or its arguments do not fit it.
         RoutingError: the engine refused.
     """
-    if name not in ACTS:
+    return called(ACTS, name, arguments, hands, trace)
+
+
+def called(
+    acts: Mapping[str, Callable[..., str]], name: str, arguments: Mapping[str, Any], *given: Any
+) -> str:
+    """Call one of `acts` with what is given and what was asked for, once that fits.
+
+    Raises:
+        ConfigError: there is no such act, or its arguments do not fit it.
+    """
+    if name not in acts:
         raise ConfigError(
-            f"unknown act {name!r}{nearest(name, ACTS)} known acts: {', '.join(ACTS)}."
+            f"unknown act {name!r}{nearest(name, acts)} known acts: {', '.join(acts)}."
         )
     try:
-        bound = inspect.signature(ACTS[name]).bind(hands, trace, **arguments)
+        bound = inspect.signature(acts[name]).bind(*given, **arguments)
     except TypeError as wrong:
         raise ConfigError(f"act {name}: {wrong}.") from None
     for key, value in arguments.items():
-        _check_type(name, key, value, ACTS[name].__annotations__[key])
-    return ACTS[name](*bound.args, **bound.kwargs)
+        _check_type(name, key, value, acts[name].__annotations__[key])
+    return acts[name](*bound.args, **bound.kwargs)
 
 
 def _check_type(act: str, key: str, value: Any, wanted: str) -> None:

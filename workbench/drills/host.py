@@ -17,19 +17,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, WorkbenchError
 from engine.runtime.telemetry import Telemetry
 from workbench.desk import Desk
+from workbench.drills.course import Course
 from workbench.drills.files import find
+from workbench.drills.on_service import ServiceSession, on_service
 from workbench.drills.opening import opened
 from workbench.drills.session import Session
 from workbench.drills.store import Store
 from workbench.lifecycle import Ended, end_with_parent, ending_signals, own_identity
 
-OPTIONS = ("drill", "state", "model", "seed", "minutes", "surprise", "parent")
+OPTIONS = ("drill", "state", "model", "seed", "minutes", "surprise", "parent", "target", "key")
 LINGER_S = 1.0
 """How long an ended drill stays to let its last answer out."""
 LONGEST_NAME = 40
@@ -71,9 +74,11 @@ def run(
     minutes: float | None = None,
     surprise: bool | None = None,
     parent: str | None = None,
+    target: str | None = None,
+    key: str | None = None,
     orphaned: threading.Event,
 ) -> int:
-    """Host one drill in this process.
+    """Host one drill in this process, on an engine of its own or on the service at `target`.
 
     What was announced is forgotten at the end unless the drill was orphaned: then a later `reset`
     finds it and tells how it ended.
@@ -86,15 +91,15 @@ def run(
     with store.locked(), contextlib.closing(Telemetry(on_control=(desk := Desk()).take)) as stream:
         name = store.new_name(drill)
         _tell("engine", 0, 0)
-        with opened(
-            scenario,
-            model=model,
-            sink=stream,
-            seed=seed,
-            minutes=minutes,
-            surprise=bool(surprise),
-        ) as session:
-            stream.show_prompts(session.engine.tokenizer.decode)
+        options: dict[str, Any] = {"seed": seed, "minutes": minutes, "surprise": bool(surprise)}
+        course: AbstractContextManager[Course]
+        if target is None:
+            course = opened(scenario, model=model, sink=stream, **options)
+        else:
+            course = on_service(scenario, target, key, **options)
+        with course as session:
+            if isinstance(session, Session):
+                stream.show_prompts(session.engine.tokenizer.decode)
             try:
                 session.prepare(_tell)
                 _tell("fault", 0, 0)
@@ -122,7 +127,7 @@ def _tell(stage: str, done: int, of: int) -> None:
         print(json.dumps({"stage": stage, "done": done, "of": of}), flush=True)
 
 
-def _loop(session: Session, desk: Desk, save: Callable[[], Any]) -> None:
+def _loop(session: Course, desk: Desk, save: Callable[[], Any]) -> None:
     """Step and serve until the drill has ended and whoever ended it has been told."""
     while session.step():
         desk.serve()
@@ -132,7 +137,7 @@ def _loop(session: Session, desk: Desk, save: Callable[[], Any]) -> None:
         desk.serve(0.05)
 
 
-def _serve(session: Session, desk: Desk) -> None:
+def _serve(session: Course, desk: Desk) -> None:
     """Let the desk know what a learner may ask for."""
 
     def act(detail: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,7 +163,7 @@ def _serve(session: Session, desk: Desk) -> None:
         desk.handle(action, partial(_by_whom, session, handler))
 
 
-def _by_whom(session: Session, handler: Handler, detail: Mapping[str, Any]) -> Answer:
+def _by_whom(session: Course, handler: Handler, detail: Mapping[str, Any]) -> Answer:
     """Do what is asked, with the name of whoever asks."""
     session.who = str(detail.get("who") or "")[:LONGEST_NAME]
     try:
@@ -167,7 +172,7 @@ def _by_whom(session: Session, handler: Handler, detail: Mapping[str, Any]) -> A
         session.who = ""
 
 
-def _watch(session: Session) -> None:
+def _watch(session: Course) -> None:
     """Throw the process away if its loop does not end the drill in time: the last resort."""
     limit_s = session.minutes * 60 + OVERDUE_S
 
@@ -178,11 +183,11 @@ def _watch(session: Session) -> None:
     threading.Thread(target=watch, name="overdue", daemon=True).start()
 
 
-def _facts(session: Session, journal: str, stream: Telemetry, parent: str | None) -> dict[str, Any]:
+def _facts(session: Course, journal: str, stream: Telemetry, parent: str | None) -> dict[str, Any]:
     host, port = stream.address
     return {
         "drill": session.scenario.id,
-        "model": str(session.deployment.published),
+        **_what(session),
         "hashes": session.hashes,
         "journal": journal,
         "address": [host, port],
@@ -190,6 +195,14 @@ def _facts(session: Session, journal: str, stream: Telemetry, parent: str | None
         "process": own_identity(),
         "runner": parent,
     }
+
+
+def _what(session: Course) -> dict[str, Any]:
+    """Return what the drill runs on, as a later `reset` needs to know it."""
+    if isinstance(session, ServiceSession):
+        return {"target": session.service.url, "lease": session.lease}
+    assert isinstance(session, Session)
+    return {"model": str(session.deployment.published)}
 
 
 def _options(line: str) -> dict[str, Any]:

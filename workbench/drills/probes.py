@@ -1,6 +1,7 @@
 """What an operator can measure of routing: choices, places, tables, answers.
 
-The only things a check ever looks at are these, `probes_time` and `probes_deploy`. A probe reads
+The only things a check ever looks at are these, `probes_time`, `probes_deploy` and, of a service,
+`probes_service`. A probe reads
 the trace since the last change, the running table, the record of planned tables, the answers the
 engine gives, and nothing else.
 """
@@ -10,13 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from engine.events import CAUSES
-from workbench.drills import probes_deploy, probes_time
+from workbench.drills import probes_deploy, probes_service, probes_time
 from workbench.drills.readings import (
     MEANINGS,
     PROBES,
     ROWS,
+    AnyReadings,
     Meaning,
     Readings,
+    ServiceReadings,
     Unreadable,
     enough,
     probe,
@@ -27,11 +30,14 @@ __all__ = [
     "MEANINGS",
     "PROBES",
     "ROWS",
+    "AnyReadings",
     "Meaning",
     "Readings",
+    "ServiceReadings",
     "Unreadable",
     "device_rows",
     "probes_deploy",
+    "probes_service",
     "probes_time",
 ]
 
@@ -236,3 +242,9 @@ def _devices(readings: Readings) -> Array:
     """Return (N, L, K) the device each row ran on, -1 for one that was dropped."""
     phy_NLK = readings.trace.columns["rows/phy_ids"].astype(np.int64)
     return np.where(phy_NLK >= 0, readings.table.rank_of_phy[phy_NLK], -1)
+
+
+OF_SERVICES = {name: PROBES[name] for name in PROBES if name.startswith("service_")}
+"""The probes that read a service over HTTP."""
+OF_ENGINES = {name: PROBES[name] for name in PROBES if name not in OF_SERVICES}
+"""Those that read what a drill's own engine recorded."""

@@ -71,6 +71,27 @@ class Readings:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceReadings:
+    """What an operator has before them of a service, all of it read over HTTP."""
+
+    before: Mapping[str, float]
+    """The metrics at the last change: `name{label="value"}` and its value."""
+    now: Mapping[str, float]
+    """The metrics now."""
+    status: Mapping[str, Any]
+    """What `/v1/status` says."""
+    ranks: Sequence[int]
+    """The ranks that took part before the drill."""
+    ask: Callable[[], Sequence[str]] = field(repr=False)
+    """Asks the known questions; returns the answers."""
+    known: Sequence[str] = ()
+    """The answers from before the drill."""
+
+
+AnyReadings = Readings | ServiceReadings
+
+
+@dataclass(frozen=True, slots=True)
 class Meaning:
     """How a probe's value is to be read."""
 

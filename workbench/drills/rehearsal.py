@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import ConfigError, nearest
 from workbench.drills.checks import FAIL, judge
+from workbench.drills.course import Course
 from workbench.drills.scenario import Repair, Scenario
 from workbench.drills.session import Session
 
@@ -26,7 +27,7 @@ def ways(scenario: Scenario) -> dict[str, bool]:
     return {REFERENCE: True, **further, NONE: False, WRONG: False, **trails}
 
 
-def rehearse(session: Session, way: str = REFERENCE) -> dict[str, Any]:
+def rehearse(session: Course, way: str = REFERENCE) -> dict[str, Any]:
     """Prepare, break, walk one of `ways`, finish.
 
     Returns:

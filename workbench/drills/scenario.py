@@ -98,6 +98,23 @@ class Deployed:
 
 
 @dataclass(frozen=True, slots=True)
+class Safe:
+    """How a drill runs on a service that others use: with a fault that delays, never falsifies."""
+
+    fault: str
+    """One of `engine.faults.SAFE`."""
+    delay_ms: float
+    one_rank: bool
+    """Whether one rank is late, drawn by the seed, or every one."""
+    ranks: int
+    """Least number of ranks the service must have."""
+    job: str
+    """A job that is said to run beside it and to be the cause; "" for none."""
+    scenario: Scenario
+    """The drill with what is asked and measured there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One drill, valid."""
 
@@ -135,6 +152,8 @@ class Scenario:
     """Each of them is right; the first is the reference."""
     false_trails: tuple[Repair, ...]
     """Each looks right and is not."""
+    safe: Safe | None = None
+    """Set for a drill that may run on a service that others use."""
 
     @property
     def probes(self) -> list[Probe]:
@@ -163,4 +182,5 @@ class Scenario:
             "question": self.question,
             "options": dict(self.options),
             "clues": len(self.clues),
+            "safe": self.safe is not None,
         }

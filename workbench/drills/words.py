@@ -16,10 +16,11 @@ Answer = Mapping[str, Any]
 def briefing_text(briefing: Answer) -> str:
     """Write what is known when a drill begins."""
     called = "" if briefing.get("surprise") else f"{briefing['id']}, "
+    where = f"On {briefing['target']}, which puts all back.\n\n" if "target" in briefing else ""
     options = "\n".join(f"  {option:<18} {text}" for option, text in briefing["options"].items())
     return (
         f"{briefing['title']}  ({called}{briefing['minutes']:g} min)\n\n"
-        f"{briefing['description']}\n\n"
+        f"{briefing['description']}\n\n{where}"
         f"Signals: {', '.join(briefing['signals'])}\n\n"
         f"{briefing['question']}\n{options}\n\n"
         "The cause named last counts; naming another before costs nothing. Clues cost no points;\n"
@@ -128,6 +129,10 @@ def _at(when: float | None) -> str:
 
 def proof_text(proof: Answer) -> str:
     """Write whether the engine is as it was, with the hashes."""
+    if why := proof.get("why"):
+        return f"NOT proven to be restored: {why}"
+    if not proof["hashes"]:
+        return "Nothing was changed."
     word = "restored" if proof["restored"] else "NOT restored: this engine is thrown away"
     lines = (
         f"  {name:<8} before {part['before'][:16]} {'=' if part['equal'] else '≠'} "
