@@ -161,6 +161,18 @@ def test_a_learner_never_sees_what_was_broken(make_session, bench):
     assert not {note.action for note in kept} & {"inject", "clear"}
 
 
+def test_more_runs_where_a_probe_has_seen_too_little(make_session, monkeypatch):
+    session, asked = make_session("small-batches"), []
+    monkeypatch.setattr(session._evidence, "gather", asked.append)
+    session._gather()
+    assert asked == [400, 800]
+    monkeypatch.undo()
+    session._evidence.gather(1000)
+    monkeypatch.setattr(session._evidence, "gather", asked.append)
+    session._gather()
+    assert asked == [400, 800, 400]
+
+
 def test_what_cannot_be_done_is_refused_with_a_reason(make_session):
     session = make_session("hot-expert")
     with pytest.raises(RequestError, match="not running"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.events import ROUTING_STAGES, STAGES, UnitEvent
-from workbench.drills.readings import ROWS, Readings, Unreadable, enough, probe
+from workbench.drills.readings import ROWS, Readings, TooLittle, Unreadable, enough, probe
 from workbench.trace.schema import Array
 from workbench.trace.trace import Trace
 
@@ -76,7 +76,7 @@ def rows_a_step(readings: Readings, rows: int = ROWS) -> float:
     plain = trace.columns["steps/num_prefill_rows"] == 0
     counts = np.diff(trace.columns["steps/row_start"])[plain]
     if len(counts) < LEAST_STEPS:
-        raise Unreadable("too few steps without prompts have run; try again in a moment.")
+        raise TooLittle("too few steps without prompts have run; try again in a moment.")
     return float(np.median(counts))
 
 
@@ -106,7 +106,7 @@ def step_ms(readings: Readings, rows: int = ROWS) -> float:
     trace = enough(readings, rows)
     plain = trace.columns["steps/num_prefill_rows"] == 0
     if plain.sum() < LEAST_STEPS:
-        raise Unreadable("too few steps without prompts have run; try again in a moment.")
+        raise TooLittle("too few steps without prompts have run; try again in a moment.")
     return float(np.median(trace.columns["steps/duration_ms"][plain]))
 
 
@@ -201,7 +201,7 @@ def _prompted(trace: Trace) -> Array:
     """Return (S,) which steps ran a prompt."""
     prompted: Array = trace.columns["steps/num_prefill_rows"] > 0
     if prompted.sum() < LEAST_PROMPTED:
-        raise Unreadable("too few steps with prompts have run; try again in a moment.")
+        raise TooLittle("too few steps with prompts have run; try again in a moment.")
     return prompted
 
 

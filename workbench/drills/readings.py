@@ -27,6 +27,10 @@ class Unreadable(Exception):
     """A probe could not be taken; the message says why and what to do."""
 
 
+class TooLittle(Unreadable):
+    """Too little has run since the last change; more of it will do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Readings:
     """What an operator has before them."""
@@ -133,7 +137,7 @@ def enough(readings: Readings, rows: int) -> Trace:
     if trace.num_rows < rows:
         if readings.facts.get("running") is False:
             raise Unreadable("the engine does not run; its log of starts says why.")
-        raise Unreadable(
+        raise TooLittle(
             f"only {trace.num_rows} of the {rows} rows it takes have run since the last change; "
             "try again in a moment."
         )
