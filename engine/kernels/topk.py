@@ -47,8 +47,8 @@ class Selection(NamedTuple):
     bad_rows: int | Tensor
     """Rows with a logit that was not finite; on a GPU a 0-dim tensor that stays there."""
     shut_TE: Tensor | None = None
-    """(T, E) bool the experts outside the groups kept; None without groups, without explanation,
-    and from a GPU's kernel."""
+    """(T, E) bool the experts outside the groups kept; None without groups and without
+    explanation."""
 
 
 def route(

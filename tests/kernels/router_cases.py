@@ -55,6 +55,24 @@ def test_k2_broken_logits_choose_distinct_experts_with_finite_weights(path):
             assert chosen.topk_ids_TK[5, :2].tolist() == [1, 3]
 
 
+def test_the_groups_that_are_shut_are_told_and_a_preferred_expert_is_not_among_them(path):
+    logits = torch.tensor([[0.0, 0, 2.2, 1.4, 0, 0, 0, 0], [3.0, 2, 0, 0, 0, 0, 0, 0]])
+    router = RouterConfig.deepseek_v3(2, num_groups=4, keep=1)
+    biases = {"selection_bias_E": torch.full((8,), -2.0)}
+    shut = torch.ones(2, 8, dtype=torch.bool)
+    shut[0, 2:4] = shut[1, :2] = False
+    chosen = path(logits, router, **biases)
+    assert chosen.shut_TE.dtype == torch.bool and torch.equal(chosen.shut_TE, shut)
+    preferred = torch.arange(8) == 6
+    shut[:, 6] = False
+    assert torch.equal(path(logits, router, preferred_E=preferred, **biases).shut_TE, shut)
+    by_best = RouterConfig.deepseek_v2(2, num_groups=2, keep=1)
+    assert path(logits, by_best).shut_TE.tolist() == [[False] * 4 + [True] * 4] * 2
+    assert path(logits[:0], by_best).shut_TE.shape == (0, 8)
+    assert path(logits, router, explain=False, **biases).shut_TE is None
+    assert path(logits, TOP_2).shut_TE is None, "it has no groups"
+
+
 def test_a_bias_that_breaks_a_logit_makes_its_rows_bad(path):
     bias = torch.tensor([0.0, NAN, 0.0, 0.0])
     chosen = path(torch.zeros(3, 4), RouterConfig.gpt_oss(2), logit_bias_E=bias)

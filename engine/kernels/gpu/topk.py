@@ -70,20 +70,24 @@ def route(
     topk_ids_TK = logits_TE.new_empty(num_tokens, k, dtype=ids_dtype)
     weights_TK = logits_TE.new_empty(num_tokens, k, dtype=torch.float32)
     bad_rows = _zero_counter(bad_rows, logits_TE)
-    ranked_ids_TJ = ranked_scores_TJ = scores_TE = None
+    ranked_ids_TJ = ranked_scores_TJ = scores_TE = shut_TE = None
     if explain:
         ranked_ids_TJ = logits_TE.new_empty(num_tokens, num_ranked, dtype=ids_dtype)
         ranked_scores_TJ = logits_TE.new_empty(num_tokens, num_ranked, dtype=torch.float32)
         scores_TE = logits_TE.new_empty(num_tokens, num_experts, dtype=torch.float32)
+        if router.groups is not None:
+            shut_TE = logits_TE.new_empty(num_tokens, num_experts, dtype=torch.bool)
     if num_tokens:
         constants = _constants(router, num_experts, num_ranked)
         _route[(triton.cdiv(num_tokens, constants["ROWS"]),)](
             logits_TE, _dense(logit_bias_E), _dense(selection_bias_E), _bytes(preferred_E),
             _bytes(banned_E), topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE,
-            bad_rows, num_tokens, logits_TE.stride(0), router.eps, router.scale, 2 * router.jitter,
+            _bytes(shut_TE), bad_rows, num_tokens, logits_TE.stride(0), router.eps, router.scale, 2 * router.jitter,
             **constants, num_warps=1,
         )  # fmt: skip
-    return Selection(topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, bad_rows)
+    return Selection(
+        topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, bad_rows, shut_TE
+    )
 
 
 def _bytes(mask_E: Tensor | None) -> Tensor | None:
@@ -138,8 +142,8 @@ def _block_rows(width: int) -> int:
 @triton.jit
 def _route(
     logits_ptr, logit_bias_ptr, selection_bias_ptr, preferred_ptr, banned_ptr,
-    topk_ids_ptr, weights_ptr, ranked_ids_ptr, ranked_scores_ptr, scores_ptr, bad_rows_ptr,
-    num_tokens, stride_t, eps, scale, reach,
+    topk_ids_ptr, weights_ptr, ranked_ids_ptr, ranked_scores_ptr, scores_ptr, shut_ptr,
+    bad_rows_ptr, num_tokens, stride_t, eps, scale, reach,
     SCORE: tl.constexpr, ORDERS_LOGITS: tl.constexpr, WEIGHS_LOGITS: tl.constexpr,
     RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KEEP: tl.constexpr,
     BY_TWO: tl.constexpr, MASKED: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
@@ -193,6 +197,10 @@ def _route(
             if preferred_ptr is not None:
                 kept = kept | preferred
             order = tl.where(kept, order, MASKED)
+            if shut_ptr is not None:
+                at = row[:, None, None] * NUM_EXPERTS + expert
+                shut = tl.where(kept & inside, 0, 1).to(tl.int8)
+                tl.store(shut_ptr + at, shut, mask=there)
     keys = _key(order, expert)
     if preferred_ptr is not None:
         keys += preferred.to(tl.int64) * _CLASS
@@ -376,6 +384,7 @@ def _variant(
         "ranked_ids_ptr": "*i64" if explain else "constexpr",
         "ranked_scores_ptr": "*fp32" if explain else "constexpr",
         "scores_ptr": "*fp32" if explain else "constexpr",
+        "shut_ptr": "*i8" if explain and router.groups is not None else "constexpr",
         "bad_rows_ptr": "*i32",
     }
     numbers = {"num_tokens": "i32", "stride_t": "i32"}
