@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,10 @@ from workbench.widgets.steps import MAX_TOKENS
 
 LISTED = 64
 """Newest requests that are looked at."""
+MAX_KEPT = 16
+"""Requests recorded in full that stay to be read when the engine has forgotten them."""
+KEPT = "kept"
+"""How a request ended of which that is so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +47,60 @@ class Recent:
     """None when the request is not, or no longer, in the recent past."""
 
 
-def recent(trace: Trace, wanted: int | None, tokenizer: Tokenizer | None) -> Recent:
+class Shelf:
+    """What pages have read of requests recorded in full, for a reload or the next reader.
+
+    The engine's recent past is some seconds long; a reader takes longer over one token. Pages of
+    one dashboard share a shelf, from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[int, State] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def complete(self, request_id: int, read: State | None) -> State | None:
+        """Return what was read of a request together with what is kept of it, and keep that."""
+        with self._lock:
+            held = self._states.get(request_id)
+            if read is None:
+                return held
+            state = read if held is None else grown(held, read)
+            if _full(state):
+                self._states[request_id] = state
+                self._states.move_to_end(request_id)
+                if len(self._states) > MAX_KEPT:
+                    self._states.popitem(last=False)
+            return state
+
+    def besides(self, requests: tuple[Listed, ...]) -> tuple[Listed, ...]:
+        """Return the kept requests that are not among these, newest first.
+
+        Numbers only rise while an engine runs: those above the newest are from before its start.
+        """
+        newest = max((request.id for request in requests), default=None)
+        with self._lock:
+            if newest is not None:
+                for old in [n for n in self._states if n > newest]:
+                    del self._states[old]
+            known = {request.id for request in requests}
+            others = sorted(self._states.keys() - known, reverse=True)
+            return tuple(_kept(self._states[n]) for n in others)
+
+
+def recent(
+    trace: Trace, wanted: int | None, tokenizer: Tokenizer | None, shelf: Shelf | None = None
+) -> Recent:
     """Return the newest requests, and `wanted` or the newest recorded in full."""
-    requests = _listed(trace)
+    shelf = shelf or Shelf()
+    listed = _listed(trace)
+    requests = (*listed, *shelf.besides(listed))
     if wanted is None:
         wanted = next((request.id for request in requests if request.full), None)
-    known = {request.id for request in requests}
-    state = stepper_state(trace, wanted, tokenizer=tokenizer) if wanted in known else None
-    return Recent(requests, wanted, state)
+    if wanted is None:
+        return Recent(requests, None, None)
+    known = wanted in {request.id for request in listed}
+    read = stepper_state(trace, wanted, tokenizer=tokenizer) if known else None
+    return Recent(requests, wanted, shelf.complete(wanted, read))
 
 
 def grown(held: State, read: State) -> State:
@@ -89,6 +141,17 @@ def _better(held: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
 
     better = read if worth(read) > worth(held) else held
     return {**better, "runs": max(held["runs"], read["runs"])}
+
+
+def _kept(state: State) -> Listed:
+    """Return the line of a request that only a shelf still has."""
+    request = state["request"]
+    return Listed(request["id"], request["label"], len(state["tokens"]), _full(state), KEPT)
+
+
+def _full(state: State) -> int:
+    """Return how many tokens were recorded in full."""
+    return sum(any(layer["full"] for layer in token["layers"]) for token in state["tokens"])
 
 
 def _listed(trace: Trace) -> tuple[Listed, ...]:

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dashboards import readings
 from dashboards.session import Fetched, Session, builder
-from dashboards.source import ENDED, Snapshot
-from dashboards.steps import Listed, Recent, grown, recent
+from dashboards.source import ENDED, Snapshot, Source
+from dashboards.steps import KEPT, Listed, Recent, Shelf, grown, recent
 from workbench.widgets import STAGES, State, state_json, stepper_pane
 
 READ_EVERY_S = 1.5
 NUM_FULL, NUM_OTHER = 5, 9
 """Places for requests recorded in full, and for the others."""
 MAX_TEXT = 500
-KEPT = "kept"
-"""How a request ended that has left the recent past and stays on the page of who reads it."""
 VIEWS = ("picture", "table")
 _BARE = """
 .trw { border: 0; border-radius: 0; padding: 0; background: none; }
 .trw-text { max-height: max(116px, calc(100vh - 664px)); }
 """
+_SHELVES: WeakKeyDictionary[Source, Shelf] = WeakKeyDictionary()
 
 
 class Step(Session):
@@ -40,6 +40,7 @@ class Step(Session):
         """Read the request from the address; make the stepper."""
         self.wanted = _number(self.chosen.get("request"))
         self.shown: int | None = None
+        self.shelf = _SHELVES.setdefault(self.source, Shelf())
         self.recent: Fetched[Recent] = Fetched(self, self._read, READ_EVERY_S)
         self._drawn = 0
         self._state: State = {"tokens": [], "engine": {"layers": []}}
@@ -109,9 +110,8 @@ class Step(Session):
         requests = self._requests()
         full = [request for request in requests if request.full][:NUM_FULL]
         others = {request.id: request for request in requests if not request.full}
-        gone = self.shown is not None and self.shown not in {request.id for request in requests}
-        if gone and (kept := self._kept()).full:
-            full = [*full[: NUM_FULL - 1], kept]
+        known = {request.id for request in requests if request.ended != KEPT}
+        gone = self.shown is not None and self.shown not in known
         values: dict[str, Any] = {}
         for at in range(NUM_FULL):
             values |= self._line(f"f{at}", full[at] if at < len(full) else None)
@@ -169,7 +169,7 @@ class Step(Session):
         return self.recent.value.requests if self.recent.value else ()
 
     def _read(self) -> Recent:
-        return recent(self.source.window(), self.wanted, self.source.tokens())
+        return recent(self.source.window(), self.wanted, self.source.tokens(), self.shelf)
 
     def _watch(self, **detail: Any) -> None:
         self._asked = True  # so that nothing takes the place of what the reader asks for
@@ -189,12 +189,6 @@ class Step(Session):
                 self._others[at] = waiting.pop(0)
         return [None if n is None else others[n] for n in self._others]
 
-    def _kept(self) -> Listed:
-        """Return the line of the request that only this page still has."""
-        tokens, request = self._state["tokens"], self._state["request"]
-        full = sum(any(layer["full"] for layer in token["layers"]) for token in tokens)
-        return Listed(request["id"], request["label"], len(tokens), full, KEPT)
-
     def _line(self, place: str, request: Listed | None) -> dict[str, Any]:
         if request is None:
             return {f"{place}h": True}
@@ -213,7 +207,7 @@ class Step(Session):
         if self.wanted != self.shown:
             return self._missing()
         if gone:
-            return f"Request {self.shown} has left the recent past; it is kept on this page"
+            return f"Request {self.shown} has left the recent past; it is kept here"
         return ""
 
     def _missing(self) -> str:

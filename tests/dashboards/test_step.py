@@ -16,7 +16,7 @@ import pytest
 from dashboards.app import frame_of
 from dashboards.pages.step import NUM_FULL, NUM_OTHER, Step
 from dashboards.source import Snapshot
-from dashboards.steps import grown
+from dashboards.steps import KEPT, MAX_KEPT, Listed, Shelf, grown
 from engine import Engine, EngineConfig
 from engine.errors import RequestError
 from engine.events import Event
@@ -24,7 +24,7 @@ from engine.runtime.telemetry import Aggregator
 from workbench import paths
 from workbench.trace import Trace
 from workbench.traffic import Prompt, Traffic
-from workbench.widgets import stepper_state
+from workbench.widgets import State, stepper_state
 from workbench.widgets.steps import MAX_TOKENS
 from workbench.window import Window
 
@@ -302,6 +302,39 @@ def test_what_has_left_the_recent_past_is_kept_and_said(running):
     values = page.page.values
     assert (values["f0v"], values["f0s"], values["f0c"]) == (str(page.shown), "kept", "true")
     assert not values["f0h"] and values["f1h"]
+
+
+def test_what_was_recorded_in_full_is_there_for_a_reload_and_the_next_reader(running):
+    """The recent past is some seconds long: somebody who reads one token outlasts it."""
+    running.step(4)
+    page = visit(running, lambda _: running.step(4))
+    shown = page.shown
+    running.recorder.clear()
+    running.step(2)
+    again = visit(running, request=str(shown), token="3", layer="1")
+    before, after = (json.loads(visitor.stepper.state)["tokens"] for visitor in (page, again))
+    assert again.shown == shown and len(before) > 3
+    assert after[: len(before)] == before, "it still runs, and may have grown"
+    assert again.page.values["address"]["token"] == "3"
+    assert visit(running).shown == shown, "the newest recorded in full, though kept"
+
+
+def test_a_shelf_is_bounded_and_forgets_what_an_engine_before_this_one_ran():
+    shelf, layer = Shelf(), {"full": {"logits": [0.0]}}
+
+    def state(n: int, full: dict[str, Any] | None) -> State:
+        token = {"position": 0, "id": 1, "layers": [{**layer, "full": full}]}
+        return {"request": {"id": n, "label": "en"}, "engine": {}, "tokens": [token], "note": ""}
+
+    for n in range(MAX_KEPT + 2):
+        shelf.complete(n, state(n, layer["full"]))
+    shelf.complete(99, state(99, None))
+    assert shelf.complete(99, None) is None, "compact records are not kept"
+    kept = shelf.besides(())
+    assert [line.id for line in kept] == list(range(MAX_KEPT + 1, 1, -1))
+    assert {(line.tokens, line.full, line.ended) for line in kept} == {(1, 1, KEPT)}
+    listed = (Listed(5, "en", 1, 1, ""),)
+    assert [line.id for line in shelf.besides(listed)] == [4, 3, 2], "those above 5 are older runs'"
 
 
 def test_a_refusal_is_said_and_nonsense_is_ignored(running):
