@@ -36,12 +36,14 @@ def lab(tmp_path_factory):
 
 
 @pytest.fixture
-def notebook(visit, lab):
+def notebook(visit, lab, request):
     folder, url = lab
+    # A file for each test: a page must not take over the kernel that the test before still ends.
+    name = f"{request.node.originalname}.ipynb"
     visit.page.set_viewport_size({"width": 1280, "height": 1900})
     visit.page.set_default_timeout(15_000)
-    write_notebook(folder / "widgets.ipynb", CELLS)
-    notebook = Notebook(visit.page, url, "widgets.ipynb")
+    write_notebook(folder / name, CELLS)
+    notebook = Notebook(visit.page, url, name)
     notebook.run_all()
     assert notebook.errors() == []
     visit.page.locator(".trw-stepper[data-token]").wait_for()
