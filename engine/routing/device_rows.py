@@ -23,7 +23,7 @@ ONLY, HOME, FULL, AWAY = range(4)
 """Why a replica was taken: it is the only one; it is at the token's home; the one at home had its
 share of rows; there is none at home."""
 REASON_BITS = 2
-MOST_WORK = 512
+MOST_WORK = 192
 """Rows, and cells of a replicated expert and a device or replica, up to which a loop is faster."""
 
 
