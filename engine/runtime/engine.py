@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from engine.checkpoint.load import check_fit, read_config
-from engine.cluster.devices import check_devices, device_of
+from engine.cluster.devices import check_devices
 from engine.cluster.launch import RankLostError, Ranks
 from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
-from engine.cluster.weights import load_model, weights_sha256
+from engine.cluster.weights import weights_sha256
 from engine.config import EngineConfig, ModelConfig, SamplingParams
 from engine.errors import RequestError, RoutingError
 from engine.events import NullSink, Sink
@@ -36,7 +36,6 @@ from engine.model.moe import MoE
 from engine.model.ranges import give_ranges
 from engine.model.step import StageClock
 from engine.model.transformer import Transformer
-from engine.routing.speculation import Speculation
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
 from engine.runtime.admission import Admission
@@ -46,7 +45,7 @@ from engine.runtime.control import Control
 from engine.runtime.deciding import Deciding
 from engine.runtime.door import Door
 from engine.runtime.draft.drafter import Drafter
-from engine.runtime.draft.load import check_draft, open_draft
+from engine.runtime.draft.load import check_draft, open_drafter
 from engine.runtime.membership import Membership
 from engine.runtime.migration import Migration
 from engine.runtime.outbox import Outbox
@@ -55,13 +54,18 @@ from engine.runtime.results import Completion, EngineStats, RequestOutput
 from engine.runtime.runner import Runner, StepResult, Terms
 from engine.runtime.scheduler import Chunk, Schedule, Scheduler
 from engine.runtime.sequence import Sequence
-from engine.runtime.start import max_model_len, precision_router, routing, tokenizer_of
+from engine.runtime.start import max_model_len, own_rank, routing, tokenizer_of
 
 __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 
 
 class Engine:
     """Runs requests through a model by continuous batching."""
+
+    _runner: Runner | RankedRunner
+    _drafter: Drafter | None = None
+    _ranks: Ranks | None = None
+    _membership: Membership | None = None
 
     def __init__(
         self, config: EngineConfig, *, sink: Sink | None = None, faults: Faults | None = None
@@ -90,11 +94,12 @@ class Engine:
         # No sequence outgrows the cache, however long a text the config allows.
         num_positions = min(self.max_model_len, config.num_blocks * config.block_size)
         # The files are held against the config before any memory is taken by its word.
-        own, draft = None, None
+        own = draft = None
         if config.draft is not None:
             draft = check_draft(config, model, self.tokenizer)
         if config.num_ranks == 1:
-            own = self._own_rank(num_positions)
+            self.ops = bind(target_of(config, model))
+            own = own_rank(config, model, self.ops, self.tokenizer, self.faults, num_positions)
         else:
             check_fit(config.model, model)
         self._roles = Roles(config.attention_ranks)
@@ -114,14 +119,8 @@ class Engine:
         self._deciding = Deciding()
         self._bad_rows = 0
         self._to_abort: deque[int] = deque()
-        self._runner: Runner | RankedRunner
-        self._drafter: Drafter | None = None
-        self._ranks: Ranks | None = None
-        self._membership: Membership | None = None
         if own is not None:
-            self._runner = Runner(own)
-            if draft is not None:
-                self._drafter = self._open_drafter(own, draft, num_positions)
+            self._on_own(own, draft, num_positions)
         else:
             self._on_ranks(Ranks(config, num_positions, table), door)
         give_ranges(
@@ -390,35 +389,13 @@ class Engine:
         except RankLostError as error:
             self._membership.after(error)
 
-    def _own_rank(self, num_positions: int) -> Rank:
-        """Load the whole model into this process."""
-        config = self.config
-        self.ops = bind(target_of(config, self.model_config))
-        transformer = load_model(
-            config.model,
-            self.model_config,
-            self.ops,
-            self.faults,
-            num_positions,
-            dtype=getattr(torch, config.dtype),
-            device=device_of(config, 0),
-        )
-        rank = Rank(transformer.eval(), self.model_config, config, self.faults)
-        if config.precision == "auto":
-            rank.precision = precision_router(
-                self.tokenizer, self.model_config.vocab_size, self.faults
+    def _on_own(self, own: Rank, draft: ModelConfig | None, num_positions: int) -> None:
+        """Run the steps in this process, with a draft if there is one."""
+        self._runner = Runner(own)
+        if draft is not None:
+            self._drafter = open_drafter(
+                self.config, draft, self._scheduler, own.cache, self.faults, num_positions
             )
-        return rank
-
-    def _open_drafter(self, own: Rank, draft: ModelConfig, num_positions: int) -> Drafter:
-        """Load the draft and let it propose."""
-        config = self.config
-        network = open_draft(config, draft, num_positions)
-        policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
-        by_chance = config.draft_sampling == "rejection"
-        return Drafter(
-            network, policy, self._scheduler, own.cache, self.faults, by_chance=by_chance
-        )
 
     def _on_ranks(self, ranks: Ranks, door: Door) -> None:
         """Let other processes run the steps."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from engine.checkpoint.manifest import fingerprint
+from engine.cluster.devices import device_of
+from engine.cluster.rank import Rank
+from engine.cluster.weights import load_model
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.faults import Faults
+from engine.kernels.registry import Ops
 from engine.model.tokenizer import Tokenizer
 from engine.routing.placement import contiguous
 from engine.routing.policy import RoutingPolicy
@@ -50,6 +56,38 @@ def _precision(model: ModelConfig, config: EngineConfig) -> Precision:
         path, weights_sha256=fingerprint(config.model), num_layers=len(model.moe_layers)
     )
     return Precision("auto", thresholds)
+
+
+def own_rank(
+    config: EngineConfig,
+    model: ModelConfig,
+    ops: Ops,
+    tokenizer: Tokenizer,
+    faults: Faults,
+    num_positions: int,
+) -> Rank:
+    """Load the whole model into this process.
+
+    Args:
+        config: of the engine.
+        model: its shape.
+        ops: what it computes with.
+        tokenizer: of the model; says of what class each token is, for formats chosen by unit.
+        faults: of the engine.
+        num_positions: longest text of the engine.
+
+    Raises:
+        CheckpointError: the folder is damaged or does not fit its config.
+        MachineError: the KV cache asks for more memory than there is.
+    """
+    dtype, device = getattr(torch, config.dtype), device_of(config, 0)
+    transformer = load_model(
+        config.model, model, ops, faults, num_positions, dtype=dtype, device=device
+    )
+    rank = Rank(transformer.eval(), model, config, faults)
+    if config.precision == "auto":
+        rank.precision = precision_router(tokenizer, model.vocab_size, faults)
+    return rank
 
 
 def precision_router(tokenizer: Tokenizer, vocab_size: int, faults: Faults) -> PrecisionRouter:

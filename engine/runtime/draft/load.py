@@ -7,8 +7,13 @@ from pathlib import Path
 from engine.checkpoint.load import check_fit, read_config
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
+from engine.faults import Faults
+from engine.model.kv_cache import KVCache
 from engine.model.tokenizer import Tokenizer
+from engine.routing.speculation import Speculation
+from engine.runtime.draft.drafter import Drafter
 from engine.runtime.draft.network import DraftNetwork
+from engine.runtime.scheduler import Scheduler
 
 FAMILY = "qwen3"
 
@@ -50,18 +55,30 @@ def check_draft(config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer)
     return draft
 
 
-def open_draft(config: EngineConfig, draft: ModelConfig, num_positions: int) -> DraftNetwork:
-    """Load the weights of `config.draft`, of the shape that `check_draft` returned.
+def open_drafter(
+    config: EngineConfig,
+    draft: ModelConfig,
+    scheduler: Scheduler,
+    cache: KVCache,
+    faults: Faults,
+    num_positions: int,
+) -> Drafter:
+    """Load the weights of `config.draft` and let it propose to an engine.
 
     Args:
         config: of the engine.
-        draft: the draft's shape.
+        draft: the draft's shape, as `check_draft` returned it.
+        scheduler: of the engine.
+        cache: the target's.
+        faults: of the engine.
         num_positions: longest text of the engine; the draft falls silent at its own limit.
 
     Raises:
         CheckpointError: its files are damaged.
     """
     assert config.draft is not None, "the engine has no draft"
-    return DraftNetwork(
-        Path(config.draft), draft, min(num_positions, draft.max_position_embeddings)
-    )
+    longest = min(num_positions, draft.max_position_embeddings)
+    network = DraftNetwork(Path(config.draft), draft, longest)
+    policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
+    by_chance = config.draft_sampling == "rejection"
+    return Drafter(network, policy, scheduler, cache, faults, by_chance=by_chance)
