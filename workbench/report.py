@@ -68,7 +68,10 @@ def generation(
 
 
 def drafting(completion: Completion, engine: Engine) -> dict[str, Any] | None:
-    """Return how one request's draft fared; None without a draft."""
+    """Return how one request's draft fared; None without a draft.
+
+    `silent` says why nothing could be proposed, where that is so.
+    """
     from pathlib import Path
 
     from engine.routing.speculation import DEFINITION
@@ -84,9 +87,18 @@ def drafting(completion: Completion, engine: Engine) -> dict[str, Any] | None:
         "passes": figures.passes,
         "acceptance": figures.acceptance,
         "tokens_per_step": figures.tokens_per_step,
+        "silent": _silent(engine),
         "switched": [{"at": at, "on": on} for at, on in completion.draft_switched],
         "definition": DEFINITION,
     }
+
+
+def _silent(engine: Engine) -> str | None:
+    """Say what keeps a draft from proposing: a row's experts depend on the rows before it then."""
+    policy = engine.control.policy
+    if policy.smoothing:
+        return "silent under smoothing"
+    return "silent under a capacity factor" if policy.capacity_factor is not None else None
 
 
 def generation_summary(report: dict[str, Any], seconds: float) -> str:
@@ -135,7 +147,10 @@ def _extra(rows: dict[str, int]) -> str:
 def _draft_line(draft: dict[str, Any]) -> str:
     """Say in a line, and its definition, how a draft fared."""
     rate, per_step = draft["acceptance"], draft["tokens_per_step"]
-    accepted = f"{rate:.0%} of {draft['proposed']}" if rate is not None else "none"
+    if rate is None:
+        why = f", {draft['silent']}" if draft["silent"] else ""
+        return f"draft {draft['model']}: no token proposed{why}"
+    accepted = f"{rate:.0%} of {draft['proposed']}"
     off = [str(line["at"]) for line in draft["switched"] if not line["on"]]
     after = f"; switched off after {', '.join(off)} tokens" if off else ""
     return (

@@ -167,9 +167,11 @@ def _drafted(config: ServeConfig, model: ModelConfig) -> str:
         return ""
     draft = check_draft(config.engine, model, tokenizer_of(config.engine, model))
     engine = config.engine
+    silenced = ", but is silent under a capacity factor"
     return (
         f"; {Path(folder).resolve().name} of {draft.num_layers} dense layers proposes "
         f"{'up to ' if engine.draft_length == 'adaptive' else ''}{engine.draft_tokens} tokens"
+        f"{silenced if engine.capacity_factor is not None else ''}"
     )
 
 

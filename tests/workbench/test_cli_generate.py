@@ -97,6 +97,23 @@ def test_rows_beside_the_text_are_named_by_what_became_of_them(workbench):
     assert EXTRA.keys() | {"accepted"} == set(CAUSES)
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--smoothing", "0.5"), "silent under smoothing"),
+        (("--capacity-factor", "1.5"), "silent under a capacity factor"),
+    ],
+)
+def test_a_draft_that_may_not_propose_says_why(workbench, words, why):
+    words = ("--draft", "polyglot-draft", "--draft-length", "fixed", "--max-tokens", "4", *words)
+    report = workbench("generate", PROMPT, *words, "--json").json["draft"]
+    assert (report["proposed"], report["silent"]) == (0, why)
+    assert (
+        f"draft polyglot-draft: no token proposed, {why}"
+        in workbench("generate", PROMPT, *words).err
+    )
+
+
 def test_an_option_of_drafts_without_a_draft_is_said_to_do_nothing(workbench):
     words = ("--max-tokens", "1", "--draft-length", "fixed", "--draft-tokens", "2")
     said = workbench("generate", PROMPT, *words)
