@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -72,6 +73,7 @@ def state(service: Service) -> dict[str, Any]:
             "max_model_len": service.engine.max_model_len,
         },
         "scheme": service.engine.config.scheme,
+        "draft": Path(draft).resolve().name if (draft := service.engine.config.draft) else None,
         "deterministic": service.engine.config.deterministic,
         "ranks": {
             "places": service.engine.config.num_ranks,

@@ -129,6 +129,15 @@ def test_a_caller_who_leaves_ends_what_was_drafted_for_it(drafting):
     assert ask(drafting, PROMPTS[0])["choices"][0]["finish_reason"] == "length"
 
 
+def test_the_state_names_it_and_tells_its_figures(drafting, client):
+    told = httpx.get(f"{drafting.url}/v1/status").json()
+    figures = told["engine"]["draft"]
+    assert told["draft"] == "polyglot-draft" and figures["accepted"] <= figures["proposed"]
+    assert "accepted / proposed" in figures["definition"]
+    plain = client.get("/v1/status").json()
+    assert plain["draft"] is None and plain["engine"]["draft"] is None
+
+
 def test_grpc_tells_the_same(drafting, wanted):
     with grpc.insecure_channel(drafting.grpc_address) as channel:
         stub = channel.unary_unary(
