@@ -32,12 +32,6 @@ def kill_rank(target: Target) -> None:
 
 
 @action
-def set_exchange(target: Target, mode: str) -> None:
-    """Let ranks exchange rows by another mode."""
-    target.control.set_exchange(mode)
-
-
-@action
 def freeze_rank(target: Target) -> None:
     """Stop a rank's process with SIGSTOP; which one is drawn by the seed."""
     os.kill(_pid(target), signal.SIGSTOP)
