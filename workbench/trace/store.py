@@ -1,6 +1,6 @@
 """Read and write `.moetrace` files.
 
-    manifest.json             {"format": "moetrace", "version": 3, "created_by", "start", "counts",
+    manifest.json             {"format": "moetrace", "version": 5, "created_by", "start", "counts",
                                "dropped", "stages", "causes", "exchanges",
                                "arrays": {name: {dtype, shape}}}
     events.json               {"notes": [[order, kind, {fields}]], "decisions": [{texts}]}
