@@ -172,9 +172,12 @@ class Rank:
             step.capacity = Capacity(work.capacity_factor, table.num_layers, table.num_experts)
         if self.precision is not None and table.num_layers:
             host = step.host
+            clock.mark("embed")
             step.precision = self.precision.begin(
                 work.precision, host.request_ids, host.positions, host.token_ids
             )
+            if step.precision is not None:
+                clock.mark("format")
         return step
 
     def _smoother(self, spans: Sequence[Span], num_layers: int, smoothing: Smoothing) -> Smoother:

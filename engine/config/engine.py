@@ -46,6 +46,10 @@ class EngineConfig:
     chooses by unit of rows, see `engine.routing.precision`. All else stays in `dtype`."""
     precision_file: str | Path | None = None
     """Thresholds for `auto`; None takes `precision.json` in the model's folder."""
+    predict_ahead: bool = True
+    """Whether number formats are predicted for all layers in one go at a step's start, and what a
+    draft's tokens are worth once a step, or each when it is asked for. The decisions are the same,
+    the time that deciding takes is not; `Engine.predict_ahead` switches it."""
     capacity_factor: float | None = None
     """Times its even share of a step's rows that an expert may take, 1 to 16, usually 1.2 to 2;
     what finds no room is dropped and counted. None drops nothing."""

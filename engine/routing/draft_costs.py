@@ -57,10 +57,13 @@ class Costs:
         self._known: list[int] = []
         """Numbers of rows whose times are believed, in order."""
         self._count = 0
+        self.is_new = False
+        """Whether a step's time was added since somebody set this to False."""
 
     def took_step(self, rows: int, seconds: float) -> None:
         """Take the time of a step of the target."""
         self._count += 1
+        self.is_new = True
         recent = self._steps.setdefault(rows, Recent())
         recent.add(seconds)
         recent.step = self._count

@@ -146,6 +146,9 @@ class Speculation:
         self.costs, self.confidence = Costs(), Confidence()
         self.total = Figures()
         self._since_plain = 0
+        self.ahead = True
+        """Whether prices are worked out once for all that is asked between two measured times."""
+        self._priced: dict[int, tuple[float, float]] = {}
         self._luck = 1.0
         """Share of the last trials that paid."""
 
@@ -301,6 +304,16 @@ class Speculation:
 
     def _prices(self, num_sequences: int) -> tuple[float, float]:
         """Return the seconds that a token is worth and that a further row costs."""
+        if not self.ahead:
+            return self._work_out(num_sequences)
+        if self.costs.is_new:  # no price stands once another time was measured
+            self._priced.clear()
+            self.costs.is_new = False
+        if (prices := self._priced.get(num_sequences)) is None:
+            prices = self._priced[num_sequences] = self._work_out(num_sequences)
+        return prices
+
+    def _work_out(self, num_sequences: int) -> tuple[float, float]:
         costs = self.costs
         plain_s = costs.step_s(num_sequences)
         rows = num_sequences * min(2, self.longest)

@@ -321,6 +321,21 @@ class Engine:
             raise RoutingError("look-ups can be switched in one process only; ranks = 1.")
         self._runner.rank.look_up(max_rows)
 
+    def predict_ahead(self, on: bool) -> None:
+        """Predict formats and a draft's worth ahead from the next step on, or when asked for.
+
+        Only in one process; the decisions are the same, only the time they take is not.
+
+        Raises:
+            RoutingError: the engine runs on ranks.
+        """
+        if not isinstance(self._runner, Runner):
+            raise RoutingError("predicting ahead can be switched in one process only; ranks = 1.")
+        if self._runner.rank.precision is not None:
+            self._runner.rank.precision.ahead = on
+        if self._drafter is not None:
+            self._drafter.policy.ahead = on
+
     def weights_sha256(self) -> str:
         """Hash every parameter as it stands in memory, for proofs that none has changed."""
         if self._ranks is None:

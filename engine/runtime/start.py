@@ -87,6 +87,7 @@ def own_rank(
     rank = Rank(transformer.eval(), model, config, faults)
     if config.precision == "auto":
         rank.precision = precision_router(tokenizer, model.vocab_size, faults)
+        rank.precision.ahead = config.predict_ahead
     return rank
 
 

@@ -147,7 +147,7 @@ def test_each_limit_alone_shuts_a_token_out_and_nan_suits_nothing():
         min_position=1, full_classes=("digits",), min_margin=0.5, max_range=5.0
     )
     predictor = Predictor(thresholds(limits, LayerThresholds()))
-    known = predictor.known(classes.astype(np.uint8), positions)
+    known = predictor.ahead(classes.astype(np.uint8), positions).suits_LT
     suits = predictor.predict(0, known[0], margins, ranges)
     assert suits.tolist() == [False] * 5 + [True]
     assert predictor.predict(1, known[1], None, None).all(), "no limit looks at nothing"

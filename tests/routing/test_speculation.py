@@ -115,6 +115,21 @@ def test_a_token_is_proposed_while_its_chance_is_worth_its_row():
     assert policy(row_ms=2.0).lengths([thoughts(0.9, 0.5, 0.2, 0.05)], room=99) == [1]
 
 
+def test_prices_kept_until_another_time_is_measured_decide_as_prices_worked_out_each_time():
+    kept, each = policy(), policy()
+    each.ahead = False
+    answers = []
+    for row_ms in (0.3, 2.0, 2.6, 0.1, 0.1):
+        for made in (kept, each):
+            for rows in (1, 2, 3, 5) * 9:
+                made.costs.took_step(rows, (3 + row_ms * (rows - 1)) * MS)
+            drafts = [thoughts(0.9, 0.5, 0.2, 0.05), thoughts(0.6)]
+            worth = [made.worth_thinking(Track(), chance / 10, 2) for chance in range(10)]
+            answers.append((made.lengths(drafts, 9), made.lengths(drafts[:1], 9), worth))
+        assert answers[-2] == answers[-1]
+    assert len({str(answer) for answer in answers}) > 2, "the times matter"
+
+
 def test_no_more_rows_are_taken_than_there_is_room_for():
     assert policy().lengths([thoughts(0.9, 0.8)], room=1) == [1]
     assert policy().lengths([thoughts(0.9)], room=0) == [0]

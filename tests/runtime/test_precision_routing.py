@@ -50,6 +50,7 @@ def engine(tmp_path_factory, listener):
     """One engine that holds both formats; each test says what is in force."""
     config = EngineConfig(
         model=MODEL, dtype="bfloat16", precision="auto", num_blocks=64, num_threads=1,
+        measure_kernels=False,  # or engines may differ in what multiplies
         precision_file=stored(tmp_path_factory.mktemp("limits")),
     )  # fmt: skip
     return Engine(config, sink=listener)
@@ -61,7 +62,12 @@ def alike():
     return {
         name: Engine(
             EngineConfig(
-                model=MODEL, dtype="bfloat16", precision=name, num_blocks=64, num_threads=1
+                model=MODEL,
+                dtype="bfloat16",
+                precision=name,
+                num_blocks=64,
+                num_threads=1,
+                measure_kernels=False,
             )
         )
         for name in ("model", "int8")
@@ -115,6 +121,28 @@ def test_with_one_format_in_force_logits_are_those_of_an_engine_that_has_no_othe
     engine.control.set_precision("auto", limits(*[MIXED] * 4))
     mixed = engine.logits(TEXT)
     assert not any(np.array_equal(mixed, one) for one in wanted.values())
+
+
+LATER = LayerThresholds(min_margin=0.3, max_range=6.0, min_position=9)
+
+
+@pytest.mark.parametrize("unit", ["expert", "sequence"])
+@pytest.mark.parametrize("layers", [[MIXED] * 4, [LayerThresholds(), LATER, WHITE, LATER]])
+def test_predicting_ahead_decides_the_same_bit_for_bit(engine, listener, unit, layers):
+    layers = [replace(one, check=Check(max_range=7.0)) for one in layers]
+    found = {}
+    for ahead in (True, False, True):
+        engine.predict_ahead(ahead)
+        engine.control.set_precision("auto", limits(*layers, unit=unit))
+        done, steps = steps_of(engine, listener)
+        formats = [step.formats for step in steps]
+        units = [[replace(event) for event in step.units] for step in steps]
+        found.setdefault(ahead, []).append((done.token_ids, formats, units, engine.logits(TEXT)))
+    assert {int(code) & 15 for code in np.unique(found[True][0][1][0])} == {0, 1}, "both formats"
+    for other in (found[False][0], found[True][1]):
+        assert found[True][0][0] == other[0] and found[True][0][2] == other[2]
+        assert all(map(np.array_equal, found[True][0][1], other[1]))
+        assert np.array_equal(found[True][0][3], other[3])
 
 
 @pytest.mark.parametrize("unit", ["expert", "sequence"])

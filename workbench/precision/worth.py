@@ -60,7 +60,7 @@ def typical(
     classes_V = classes_of(map(engine.tokenizer.token_bytes, vocabulary))
     ids = np.concatenate([np.array(prompt[:-1]) for prompt in prompts])
     positions = np.concatenate([np.arange(len(prompt) - 1) for prompt in prompts])
-    suits_LT = Predictor(thresholds).known(classes_V[ids], positions)
+    suits_LT = Predictor(thresholds).ahead(classes_V[ids], positions).suits_LT
     layer = int(np.abs(suits_LT.mean(axis=1) - 0.5).argmin())
     return layer, suits_LT[layer]
 

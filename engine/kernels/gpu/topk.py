@@ -82,8 +82,8 @@ def route(
         _route[(triton.cdiv(num_tokens, constants["ROWS"]),)](
             logits_TE, _dense(logit_bias_E), _dense(selection_bias_E), _bytes(preferred_E),
             _bytes(banned_E), topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE,
-            _bytes(shut_TE), bad_rows, num_tokens, logits_TE.stride(0), router.eps, router.scale, 2 * router.jitter,
-            **constants, num_warps=1,
+            _bytes(shut_TE), bad_rows, num_tokens, logits_TE.stride(0), router.eps, router.scale,
+            2 * router.jitter, **constants, num_warps=1,
         )  # fmt: skip
     return Selection(
         topk_ids_TK, weights_TK, ranked_ids_TJ, ranked_scores_TJ, scores_TE, bad_rows, shut_TE

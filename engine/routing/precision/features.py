@@ -69,3 +69,14 @@ def ranges_of(x_TD: Tensor) -> Float:
     # Widened first: torch's largest of bf16 numbers takes five times as long.
     ranges: Float = x_TD.float().abs().amax(-1).cpu().numpy()
     return ranges
+
+
+def within(x_TD: Tensor, limit: float) -> bool:
+    """Say whether no magnitude is above `limit`; a number that is not one is never within.
+
+    ``[[1, -3]]`` is within 3 and not within 2.
+    """
+    if not len(x_TD):
+        return True
+    low, high = x_TD.float().aminmax()
+    return -limit <= low.item() and high.item() <= limit

@@ -18,6 +18,9 @@ class PrecisionRouter:
     def __init__(self, classes_V: UInt8, faults: Faults) -> None:
         """Keep the class of each token of the vocabulary, see `features.classes_of`."""
         self.faults = faults
+        self.ahead = True
+        """Whether a step's formats are predicted for all layers in one go at its start, as far as
+        they can be, or layer by layer; the formats are the same, the time it takes is not."""
         self._classes_V = classes_V
         self._predictor: Predictor | None = None
         self._due = 0

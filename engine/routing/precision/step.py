@@ -1,8 +1,11 @@
 """One step's formats, layer by layer: predict, vote, check, run again what failed.
 
 The order within a layer is that of `engine.model.moe`: `units` before the experts, `check` and
-`repaired` after them, `observe` at the layer's end, where the next layer's prediction is made. On a
-CPU nothing runs beside it: that time is part of the step, and its stage is `format`.
+`repaired` after them, `observe` at the layer's end, where the next layer's prediction is made from
+what this one showed. What is known of the tokens alone is predicted ahead, for all layers in one go
+at the step's start, and with it which layers need no vote; `PrecisionRouter.ahead` switches that
+off, and every layer's formats stay the same. Nothing runs beside the step on another thread: that
+time is part of it, and its stage is `format`.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from torch import Tensor
 
 from engine.events import Int64, UInt8, UnitEvent
 from engine.kernels.quant import INT8, NATIVE, SKIP
-from engine.routing.precision.features import Float, margins_of, ranges_of
-from engine.routing.precision.predictor import Bool, Predictor
+from engine.routing.precision.features import Float, margins_of, ranges_of, within
+from engine.routing.precision.predictor import Ahead, Bool, Predictor
 from engine.routing.precision.thresholds import Precision
 from engine.routing.precision.units import (
     ORDERED,
@@ -58,11 +61,13 @@ class PrecisionStep:
         self._done: list[tuple[int, Units, Bool]] = []
         self._token_N: Int64 | None = None
         self._ranges_T: Float | None = None
+        self._ahead: Ahead | None = None
         if precision.mode == "auto":
             assert precision.thresholds is not None, "auto without thresholds"
             self._predictor = router.predictor(precision.thresholds)
-            self._known_LT = self._predictor.known(classes_T, positions_T)
-            self._suits_T = self._known_LT[0]
+            self._classes_T = classes_T
+            self._ahead = self._predictor.ahead(classes_T, positions_T) if router.ahead else None
+            self._suits_T = self._known(0)
 
     def units(self, layer: int, counts: Sequence[int], row_of_N: Tensor) -> Units:
         """Give each unit of a layer its format.
@@ -102,8 +107,8 @@ class PrecisionStep:
         failed_U = np.zeros(units.num_units, bool)
         if not self._chooses(layer):
             return failed_U
-        self._ranges_T = ranges_of(x_TD)
-        self._mark_out_of_range(layer, units, failed_U)
+        self._ranges_T = None
+        self._mark_out_of_range(layer, units, x_TD, failed_U)
         self._sample(layer, units, out_RD, run, failed_U)
         if (fault := self._router.faults.precision_check) is not None:
             failed_U = fault(failed_U)
@@ -133,10 +138,11 @@ class PrecisionStep:
         if predictor is None or not self._chooses(layer + 1):
             return
         margins_T = margins_of(logits_TE, top_k) if predictor.uses_margin[layer + 1] else None
-        if predictor.uses_range[layer + 1] and not self._chooses(layer):
-            self._ranges_T = ranges_of(x_TD)
-        known_T = self._known_LT[layer + 1]
-        self._suits_T = predictor.predict(layer + 1, known_T, margins_T, self._ranges_T)
+        ranges_T = None
+        if predictor.uses_range[layer + 1]:
+            ranges_T = self._ranges_T if self._chooses(layer) else None
+            ranges_T = ranges_of(x_TD) if ranges_T is None else ranges_T
+        self._suits_T = predictor.predict(layer + 1, self._known(layer + 1), margins_T, ranges_T)
 
     @property
     def layers(self) -> tuple[UnitEvent, ...]:
@@ -146,49 +152,67 @@ class PrecisionStep:
     def _voted(self, layer: int, counts: Sequence[int], token_R: Int64, rows: Int64) -> Units:
         """Let the members of each unit vote."""
         assert self._predictor is not None
-        suits_T = self._suits_T
+        suits_T, all_one = self._suits_T, None
         if (fault := self._router.faults.precision_predict) is not None:
             suits_T = fault(suits_T)
+        elif self._ahead is not None:
+            all_one = self._ahead.format_L[layer]
         limits = self._predictor.thresholds
         if limits.unit == "expert":
             sizes_U = expert_sizes(counts, limits.unit_rows)
-            formats_U = vote_in_order(sizes_U, suits_T[token_R])
-            formats_R = formats_U.repeat(sizes_U)
+            if all_one is not None:
+                formats_R = np.full(len(token_R), all_one, np.int8)
+                formats_U = np.full(len(sizes_U), all_one, np.int8)
+            else:
+                formats_U = vote_in_order(sizes_U, suits_T[token_R])
+                formats_R = formats_U.repeat(sizes_U)
             return Units(formats_U, formats_R, token_R, rows, self._num_tokens, sizes_U)
         if self._sequence_units is None:
             self._sequence_units = sequence_units(
                 self._request_ids_T, self._positions_T, limits.unit_rows
             )
         unit_T, num_units = self._sequence_units
-        unit_R, formats_U = unit_T[token_R], vote(unit_T, num_units, suits_T)
+        unit_R = unit_T[token_R]
+        if all_one is not None:
+            formats_U = np.full(num_units, all_one, np.int8)
+        else:
+            formats_U = vote(unit_T, num_units, suits_T)
         return Units(
             formats_U, formats_U[unit_R], token_R, rows, self._num_tokens, own_unit_R=unit_R
         )
+
+    def _known(self, layer: int) -> Bool:
+        """Return (T,) whether a token suits a layer by what is known of it before the step."""
+        assert self._predictor is not None
+        if self._ahead is not None:
+            suits_T: Bool = self._ahead.suits_LT[layer]
+            return suits_T
+        return self._predictor.known(layer, self._classes_T, self._positions_T)
 
     def _chooses(self, layer: int) -> bool:
         """Return whether the layer's formats are voted on, and hence checked."""
         whitelisted = self._predictor.whitelisted if self._predictor is not None else ()
         return layer < len(whitelisted) and not whitelisted[layer]
 
-    def _mark_out_of_range(self, layer: int, units: Units, failed_U: Bool) -> None:
+    def _mark_out_of_range(self, layer: int, units: Units, x_TD: Tensor, failed_U: Bool) -> None:
         """Mark the INT8 units that hold a row that went in too large, or not finite."""
         assert self._predictor is not None
-        limit = self._predictor.thresholds.layers[layer].check.max_range
-        assert self._ranges_T is not None, "the check reads them first"
-        good_T = self._ranges_T <= min(limit, LARGEST)
-        if not good_T.all():
-            bad_R = ~good_T[units.token_R] & (units.format_R == INT8)
-            failed_U[units.unit_R[bad_R]] = True
+        limit = min(self._predictor.thresholds.layers[layer].check.max_range, LARGEST)
+        if within(x_TD, limit):  # nearly always, and said in fewer calls than row by row
+            return
+        self._ranges_T = ranges_of(x_TD)
+        good_T = self._ranges_T <= limit
+        bad_R = ~good_T[units.token_R] & (units.format_R == INT8)
+        failed_U[units.unit_R[bad_R]] = True
 
     def _sample(self, layer: int, units: Units, out_RD: Tensor, run: Run, failed_U: Bool) -> None:
         """Run a row of some INT8 units in both formats; mark units whose row is too far off."""
         assert self._predictor is not None
         limits = self._predictor.thresholds
-        in_int8_U = units.format_U == INT8
-        picked = self._router.pick(int(np.count_nonzero(in_int8_U)), limits.sample_units)
+        picked = self._router.pick(int(np.count_nonzero(units.format_U)), limits.sample_units)
         if not picked:
             return
-        int8_units = np.flatnonzero(in_int8_U)[list(picked)]
+        int8_units = np.flatnonzero(units.format_U == INT8)[list(picked)]
         rows = [int((units.unit_R == unit).argmax()) for unit in int8_units]
         rows = [row for row in rows if units.format_R[row] == INT8]
         if not rows:

@@ -242,8 +242,8 @@ class Drafter:
             ]
             if not live:
                 break
-            feeds = [self._feed(sequences[index], thoughts[index]) for index in live]
             clock.mark("plan")
+            feeds = [self._feed(sequences[index], thoughts[index]) for index in live]
             began_s = time.thread_time()
             logits_BV = self._pass(feeds)
             if depth:

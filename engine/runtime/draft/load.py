@@ -80,5 +80,6 @@ def open_drafter(
     longest = min(num_positions, draft.max_position_embeddings)
     network = DraftNetwork(Path(config.draft), draft, longest)
     policy = Speculation(config.draft_tokens, adaptive=config.draft_length == "adaptive")
+    policy.ahead = config.predict_ahead
     by_chance = config.draft_sampling == "rejection"
     return Drafter(network, policy, scheduler, cache, faults, by_chance=by_chance)
