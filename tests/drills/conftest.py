@@ -50,6 +50,7 @@ def make_session(bench):
         def make(drill, **options):
             scenario = find(drill)
             if scenario.deployed != Deployed() or scenario.needs != {"devices": 4}:
+                stack.close()  # of two engines at once one would only be in the other's way
                 return stack.enter_context(opened(scenario, **options))
             end_requests(bench)
             session = Session(scenario, bench.deployment, bench.window, **options)
