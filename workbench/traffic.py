@@ -26,6 +26,8 @@ TEXTS_PER_DOMAIN = 24
 PROMPT_CHARACTERS = 90
 _WIDE_CHARACTERS = 36
 """Length of a prompt in a script that writes a word with one or two characters."""
+BEGINNING_CHARACTERS = 420
+"""Length of what the prompts of one client begin with."""
 NEW_TOKENS = (64, 144)
 """Fewest and most new tokens of a request."""
 MAX_RUNNING = 64
@@ -68,6 +70,23 @@ def corpus_prompts(texts: int = TEXTS_PER_DOMAIN, seed: int = 0) -> list[Prompt]
     if not mixed:
         raise ConfigError("the corpus holds no held-out text; rebuild it with engine.train.corpus.")
     return mixed
+
+
+def beginning_alike(prompts: Sequence[Prompt], beginnings: int) -> list[Prompt]:
+    """Return the prompts behind a few long beginnings, as the instructions of that many clients.
+
+    With 12 beginnings the prompts 0, 12, 24, … begin with the same `BEGINNING_CHARACTERS`.
+    """
+    # A letter of other scripts may be several tokens, and no text may outgrow the model.
+    text = "\n".join(prompt.text for prompt in prompts if prompt.text.isascii())
+    pieces = [
+        text[at * BEGINNING_CHARACTERS : (at + 1) * BEGINNING_CHARACTERS]
+        for at in range(beginnings)
+    ]
+    return [
+        Prompt(prompt.domain, f"{pieces[number % beginnings]}\n{prompt.text}")
+        for number, prompt in enumerate(prompts)
+    ]
 
 
 def excerpt(text: str, rng: random.Random) -> str:

@@ -5,6 +5,7 @@ The session asks for more of it and judges it; nothing here knows what a drill h
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from workbench.drills.jobs import Plan
 from workbench.drills.ledger import Ledger
 from workbench.drills.readings import Readings, Unreadable
 from workbench.drills.window import Window
-from workbench.traffic import Prompt, Traffic, corpus_prompts
+from workbench.traffic import Prompt, Traffic, beginning_alike, corpus_prompts
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -58,6 +59,7 @@ class Evidence:
         domain: str | None = None,
         sampled: bool = False,
         guest: str = "",
+        beginnings: int = 0,
     ) -> None:
         """Take charge of the engine's steps.
 
@@ -70,8 +72,12 @@ class Evidence:
             domain: of the prompts; None mixes all.
             sampled: whether known questions are answered by drawing.
             guest: a text that a guest asks about again and again; "" for none.
+            beginnings: different long beginnings that the prompts share; 0 for none.
         """
+        self._beginnings, self._warm = beginnings, deployment.generation
         self._prompts = corpus_prompts(seed=seed)
+        if beginnings:
+            self._prompts = beginning_alike(self._prompts, beginnings)
         self._deployment, self._window, self._planned = deployment, window, planned
         self._seed, self._sampled, self._guest = seed, sampled, guest
         self._past: deque[str] = deque(maxlen=MOST_CHANGES)
@@ -182,6 +188,13 @@ class Evidence:
             gave_up = any(note.action == "give_up_table" for note in self._window.trace().controls)
             if gave_up:
                 return
+
+    def warm_up(self) -> None:
+        """Ask the known questions of an engine that has just started, if its cache matters."""
+        if self._beginnings and self._warm != self._deployment.generation:
+            self._warm = self._deployment.generation
+            with contextlib.suppress(Unreadable):
+                self.ask()
 
     def clear(self) -> None:
         """Begin anew: what was recorded before a change says nothing about it."""

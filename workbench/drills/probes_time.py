@@ -15,6 +15,8 @@ from workbench.trace.trace import Trace
 
 LEAST_STEPS = 8
 """Steps that a probe of time wants to see."""
+LEAST_BEGUN = 3
+"""Requests whose beginning a probe of the cache wants to see."""
 LEAST_PROMPTED = 3
 """Steps with prompts that a probe of them wants to see."""
 
@@ -78,6 +80,20 @@ def rows_a_step(readings: Readings, rows: int = ROWS) -> float:
     if len(counts) < LEAST_STEPS:
         raise TooLittle("too few steps without prompts have run; try again in a moment.")
     return float(np.median(counts))
+
+
+@probe("share", "prompt tokens found in the cache / prompt tokens of requests that began")
+def found_share(readings: Readings, rows: int = ROWS) -> float:
+    """Return the share of prompt tokens that the cache held, so that they did not run."""
+    _, found, run = _beginnings(readings, rows)
+    return found / (found + run)
+
+
+@probe("count", "rows of prompts / requests that began")
+def prompt_rows_a_request(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows of its prompt a request runs."""
+    begun, _, run = _beginnings(readings, rows)
+    return run / begun
 
 
 @probe("count", "median over steps of the requests that wait")
@@ -182,6 +198,30 @@ def failed_units(readings: Readings, rows: int = ROWS) -> float:
     units = _units(readings, rows)
     voted = sum(unit.int8_units for unit in units)
     return sum(unit.failed_units for unit in units) / max(1, voted)
+
+
+def _beginnings(readings: Readings, rows: int) -> tuple[int, int, int]:
+    """Return requests that began, prompt tokens they found in the cache, rows of prompts run.
+
+    A request's first row of a prompt stands at the position up to which the cache held it. Those of
+    the first recorded step may have begun before it and do not count.
+    """
+    columns = enough(readings, rows).columns
+    requests, positions = columns["rows/request_ids"], columns["rows/positions"]
+    old = int(columns["steps/row_start"][1])
+    _, first = np.unique(requests, return_index=True)
+    begun = [
+        at
+        for at in first[first >= old].tolist()
+        # Two rows of a request side by side are of one step, which only a prompt has.
+        if at + 1 < len(requests) and requests[at] == requests[at + 1]
+    ]
+    if len(begun) < LEAST_BEGUN:
+        raise Unreadable(
+            "too few requests have begun since the last change; try again in a moment."
+        )
+    run = int(columns["steps/num_prefill_rows"][1:].sum())
+    return len(begun), int(positions[begun].sum()), run
 
 
 def _units(readings: Readings, rows: int) -> list[UnitEvent]:

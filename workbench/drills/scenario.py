@@ -93,6 +93,8 @@ class Deployed:
     """The domain they are from; None mixes all."""
     guest: str = ""
     """A text that a guest asks about now and then, beside the other requests."""
+    beginnings: int = 0
+    """How many long beginnings the requests share, as clients' instructions; 0 for none."""
     sampled: bool = False
     """Whether known questions are answered by drawing, as traffic is, and not greedily."""
 

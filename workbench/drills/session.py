@@ -68,6 +68,7 @@ class Session(Course):
             domain=deployed.domain,
             sampled=deployed.sampled,
             guest=deployed.guest,
+            beginnings=deployed.beginnings,
             seed=self.seed,
         )
         self._target.choose_traffic = self._evidence.choose
@@ -97,6 +98,9 @@ class Session(Course):
             self._evidence.gather(5 * rows // 4)
         tell("answers", 0, 0)
         self._evidence.write_down_answers()
+        if self.scenario.deployed.beginnings:  # the first of each beginning found nothing yet
+            self._evidence.clear()
+            self._evidence.gather(rows)
         self._measure_steady(self.readings(), tell)
         self.snapshot()
 
@@ -163,6 +167,7 @@ class Session(Course):
         self.acts.append({"act": name, **arguments})
         self._note("act", act=name, arguments=arguments, said=done)
         self._evidence.settle(ordered=True)
+        self._evidence.warm_up()
         self._evidence.clear()
         return {"said": done}
 
