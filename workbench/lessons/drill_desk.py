@@ -14,6 +14,7 @@ the buttons are there and do nothing.
 from __future__ import annotations
 
 import ast
+import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,7 @@ class DrillDesk:
         self._drill: drills.Drill | None = None
         self._state = tempfile.TemporaryDirectory(prefix=STATE_PREFIX)
         self._said = ipywidgets.HTML()
+        self._buttons: list[ipywidgets.Button] = []
 
     def start(self) -> Note:
         """Start the drill's engine, take the steady state, break it; say what people notice.
@@ -98,7 +100,13 @@ class DrillDesk:
         options = {text: name for name, text in self.scenario.options.items()}
         cause = ipywidgets.Dropdown(options=options, layout={"width": "60%"})
         act = ipywidgets.Dropdown(options=_offered(self.scenario.id))
-        values = ipywidgets.Text(placeholder="bonus=1.2, layer=0")
+        values, does = ipywidgets.Text(), ipywidgets.Label()
+
+        def explain(_: object = None) -> None:
+            does.value, values.placeholder = usage(act.value)
+
+        act.observe(explain, "value")
+        explain()
         row = ipywidgets.HBox
         return ipywidgets.VBox(
             [
@@ -111,6 +119,7 @@ class DrillDesk:
                         self._button(
                             "Do it", lambda: self.act(act.value, **arguments_of(values.value))
                         ),
+                        does,
                     ]
                 ),
                 row([self._button("Check", self.check), self._button("Finish", self.finish)]),
@@ -127,8 +136,22 @@ class DrillDesk:
 
     def _button(self, label: str, work: Callable[[], None]) -> ipywidgets.Button:
         button = ipywidgets.Button(description=label)
-        button.on_click(lambda _: self._say(work))
+        self._buttons.append(button)
+
+        def clicked(_: object) -> None:
+            self._said.value = f"<pre>{label} …</pre>"
+            self._busy(True)  # another click would only wait, and then act again
+            try:
+                self._say(work)
+            finally:
+                self._busy(False)
+
+        button.on_click(clicked)
         return button
+
+    def _busy(self, busy: bool) -> None:
+        for button in self._buttons:
+            button.disabled = busy
 
     def _say(self, work: Callable[[], None]) -> None:
         """Do something and show what it prints; a refusal is shown too."""
@@ -177,6 +200,21 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     return {str(each.arg): _value(each.value) for each in call.keywords}
 
 
+def usage(act: str) -> tuple[str, str]:
+    """Return what an act does, and its arguments as one types them.
+
+    `replicate` takes `layer=…, expert=…, spare=1`; what has a value may be left out.
+    """
+    from workbench.drills.acts import ACTS
+
+    parameters = list(inspect.signature(ACTS[act]).parameters.values())[2:]
+    wanted = [
+        f"{each.name}={'…' if each.default is each.empty else each.default}" for each in parameters
+    ]
+    does = (inspect.getdoc(ACTS[act]) or "").partition("\n")[0]
+    return does.replace("`", ""), ", ".join(wanted) or "takes nothing"
+
+
 def _value(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
@@ -190,4 +228,4 @@ def _offered(name: str) -> list[str]:
     return offered(drills.find(name))
 
 
-__all__ = ["DrillDesk", "arguments_of", "drill", "drill_reference"]
+__all__ = ["DrillDesk", "arguments_of", "drill", "drill_reference", "usage"]
