@@ -15,7 +15,7 @@ from engine.errors import ConfigError, RoutingError
 from engine.events import ControlEvent, StepEvent
 from engine.faults import POINTS
 from engine.kernels.quant import INT8
-from engine.routing.precision import Check, LayerThresholds, Thresholds, read_code
+from engine.routing.precision import CLASSES, Check, LayerThresholds, Thresholds, read_code
 from tests.runtime.conftest import DRAFT, MODEL, Listener
 from workbench.tally import Tally
 
@@ -123,11 +123,12 @@ def test_with_one_format_in_force_logits_are_those_of_an_engine_that_has_no_othe
     assert not any(np.array_equal(mixed, one) for one in wanted.values())
 
 
+APART = [LayerThresholds(full_classes=(name,)) for name in CLASSES[2:6]]
 LATER = LayerThresholds(min_margin=0.3, max_range=6.0, min_position=9)
 
 
 @pytest.mark.parametrize("unit", ["expert", "sequence"])
-@pytest.mark.parametrize("layers", [[MIXED] * 4, [LayerThresholds(), LATER, WHITE, LATER]])
+@pytest.mark.parametrize("layers", [APART, [LayerThresholds(), LATER, WHITE, LATER]])
 def test_predicting_ahead_decides_the_same_bit_for_bit(engine, listener, unit, layers):
     layers = [replace(one, check=Check(max_range=7.0)) for one in layers]
     found = {}
@@ -138,7 +139,8 @@ def test_predicting_ahead_decides_the_same_bit_for_bit(engine, listener, unit, l
         formats = [step.formats for step in steps]
         units = [[replace(event) for event in step.units] for step in steps]
         found.setdefault(ahead, []).append((done.token_ids, formats, units, engine.logits(TEXT)))
-    assert {int(code) & 15 for code in np.unique(found[True][0][1][0])} == {0, 1}, "both formats"
+    both = {int(code) & 15 for code in np.unique(found[True][0][1][0])}
+    assert both == {0, 1}, "both formats"
     for other in (found[False][0], found[True][1]):
         assert found[True][0][0] == other[0] and found[True][0][2] == other[2]
         assert all(map(np.array_equal, found[True][0][1], other[1]))
