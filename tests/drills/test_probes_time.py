@@ -7,6 +7,7 @@ import pytest
 
 from engine.events import CAUSES, STAGES, ControlEvent
 from engine.routing.placement import contiguous
+from workbench.drills.probes import rows_a_token
 from workbench.drills.probes_deploy import recovered_rows
 from workbench.drills.probes_time import prompt_stage_ratio, prompt_stage_share
 from workbench.drills.readings import Readings, Unreadable
@@ -15,7 +16,7 @@ from workbench.drills.readings import Readings, Unreadable
 class FakeTrace:
     """Steps of 10 ms, each with ten rows."""
 
-    def __init__(self, prefill=(), controls=(), again=0, **stages):
+    def __init__(self, prefill=(), controls=(), again=0, rejected=0, **stages):
         num_steps = len(prefill)
         self.num_rows, self.controls = 10 * num_steps, list(controls)
         stage_ms = np.zeros((num_steps, len(STAGES)))
@@ -23,6 +24,7 @@ class FakeTrace:
             stage_ms[:, STAGES.index(name)] = values
         causes = np.zeros(self.num_rows, np.uint8)
         causes[:again] = CAUSES.index("recovery")
+        causes[again : again + rejected] = CAUSES.index("rejected_draft")
         self.columns = {
             "rows/causes": causes,
             "steps/num_prefill_rows": np.array(prefill),
@@ -62,3 +64,10 @@ def test_rows_of_failed_steps_and_of_requests_that_moved_count_as_run_again():
     notes = [recovered(7), ControlEvent("publish_table", {}, 1, 0.0), recovered(5)]
     again = FakeTrace([0] * 10, controls=notes, again=3)
     assert recovered_rows(readings(again), rows=100) == pytest.approx(0.15)
+
+
+def test_a_token_costs_the_rows_of_its_rejected_proposals_and_no_prompts():
+    seen = readings(FakeTrace([10, 0, 0], rejected=8))
+    assert rows_a_token(seen, rows=30) == pytest.approx(20 / 12)
+    with pytest.raises(Unreadable, match="no token was gained"):
+        rows_a_token(readings(FakeTrace([10, 10])), rows=20)

@@ -20,6 +20,7 @@ from workbench.drills.readings import (
     Meaning,
     Readings,
     ServiceReadings,
+    TooLittle,
     Unreadable,
     enough,
     probe,
@@ -200,11 +201,16 @@ def instance_repeats(readings: Readings, instance: int = 1) -> float:
     return float((np.asarray(first) == np.asarray(again)).mean())
 
 
-@probe("share", "rows whose tokens were proposed and rejected / rows")
-def rejected_rows(readings: Readings, rows: int = ROWS) -> float:
-    """Return the share of rows that ran for a proposal that was thrown away."""
-    causes = enough(readings, rows).columns["rows/causes"]
-    return float((causes == CAUSES.index("rejected_draft")).mean())
+@probe("ratio", "rows of steps beyond their prompts / tokens that stand among them")
+def rows_a_token(readings: Readings, rows: int = ROWS) -> float:
+    """Return how many rows run for each token gained; a draft's rejected proposals are the rest."""
+    trace = enough(readings, rows)
+    columns = trace.columns
+    decoded = trace.num_rows - int(columns["steps/num_prefill_rows"].sum())
+    rejected = int((columns["rows/causes"] == CAUSES.index("rejected_draft")).sum())
+    if decoded <= rejected:
+        raise TooLittle("no token was gained; try again in a moment.")
+    return decoded / (decoded - rejected)
 
 
 @probe("share", "proposed tokens that stand / proposed tokens")
