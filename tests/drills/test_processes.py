@@ -116,6 +116,10 @@ def assert_restored(proof, facts):
 def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path, capfd):
     with runner("hot-expert", tmp_path) as (process, facts):
         assert main(["drill", "act", "smooth", "--bonus", "2", "--state", str(tmp_path)]) == 0
+        assert main(["drill", "act", "smooth", "--bonus", "nan", "--state", str(tmp_path)]) == 2
+        assert main(["drill", "debrief", "--state", str(tmp_path)]) == 1
+        said = capfd.readouterr().err
+        assert "nan and inf are not" in said and "the drill still runs" in said
         process.kill()
         wait_for(lambda: ended(facts) and not Store.at(tmp_path).busy, 60)
     with pytest.raises(MachineError, match="no drill is running"):
@@ -342,7 +346,10 @@ def test_what_a_drill_left_without_hashes_is_cleared_unproven(tmp_path):
     assert drills.reset(tmp_path) == NOTHING
 
 
-def test_bad_requests_are_refused_before_a_process_is_started(tmp_path):
+def test_bad_requests_are_refused_before_a_process_is_started(tmp_path, capfd):
+    for minutes in ("0", "nan", "121"):
+        words = ["drill", "run", "hot-expert", "--minutes", minutes, "--state", str(tmp_path)]
+        assert main(words) == 2 and "above 0 and at most 120" in capfd.readouterr().err
     with pytest.raises(ConfigError, match="did you mean"):
         drills.start("hot-exprt", state=tmp_path)
     assert not (tmp_path / "current.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.drills.course import on_one_line
 from workbench.drills.files import find
 from workbench.drills.words import (
     MARKS,
@@ -12,6 +13,7 @@ from workbench.drills.words import (
     observation_text,
     proof_text,
     result_text,
+    told_lines,
     verdicts_text,
 )
 
@@ -154,3 +156,19 @@ def test_an_observation_tells_of_deployment_and_changes():
         "change   table version 3 was given up: late",
     ):  # fmt: skip
         assert line in text, line
+
+
+def test_what_others_did_and_said_is_told_in_its_order_by_name():
+    diary = [{"at_s": 8.2, "who": "ann", "said": "published"}]
+    remarks = [{"at_s": 4.0, "who": "", "said": "hm"}, {"at_s": 9.0, "who": "ben", "said": "yes"}]
+    lines = list(told_lines({"diary": diary, "remarks": remarks}))
+    assert lines == ["     4 s  hm", "     8 s  ann: published", "     9 s  ben: yes"]
+    many = [{"at_s": float(n), "who": "", "said": str(n)} for n in range(20)]
+    assert [line.split()[-1] for line in told_lines({"diary": many, "remarks": []})] == [
+        str(n) for n in range(12, 20)
+    ]
+
+
+def test_a_remark_cannot_move_the_cursor_of_who_reads_it():
+    assert on_one_line("  a\x1b[31mred\x07\r\nnew  line \u202e") == "a [31mred new line"
+    assert on_one_line("\x1b\n\t") == "" and on_one_line("你好, über <b>") == "你好, über <b>"

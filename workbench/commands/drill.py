@@ -158,10 +158,14 @@ def debrief(
     as_json: JsonOption = False,
 ) -> None:
     """Show who did what when in a drill that has ended."""
+    from engine.errors import MachineError
     from workbench.drills.store import Store
     from workbench.drills.words import debrief_text
 
-    content = Store.at(state).read(journal)[1]
+    store = Store.at(state)
+    if journal is None and store.busy:
+        raise MachineError("the drill still runs; hand it in with `workbench drill finish` first.")
+    content = store.read(journal)[1]
     print_json({"events": content.get("events", [])}) if as_json else print(debrief_text(content))
 
 
@@ -169,11 +173,12 @@ def debrief(
 def observe(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Measure the signals now, with load, table and policy."""
     from workbench.drills.client import joined
-    from workbench.drills.words import observation_text
+    from workbench.drills.words import observation_text, told_lines
 
     with joined(state) as drill:
         seen = drill.observe()
-    print_json(seen) if as_json else print(observation_text(seen))
+        told = drill.state()
+    print_json(seen) if as_json else print(observation_text(seen), *told_lines(told), sep="\n")
 
 
 @app.command()

@@ -27,6 +27,7 @@ from engine.runtime.telemetry import Message, TelemetryClient
 from workbench import paths
 from workbench.drills.files import find, safe_of
 from workbench.drills.proof import compared
+from workbench.drills.scenario import check_minutes
 from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
 
@@ -138,7 +139,12 @@ class Drill:
         Raises:
             RequestError: the drill refused, did not answer, or is gone.
         """
-        return self._client.control(action, timeout_s=ANSWER_S, who=self.who, **detail)
+        try:
+            return self._client.control(action, timeout_s=ANSWER_S, who=self.who, **detail)
+        except ValueError:  # what JSON has no word for
+            raise RequestError(
+                "values must be finite numbers or texts; nan and inf are not."
+            ) from None
 
     def _wait(self) -> None:
         if not self._live.wait(timeout=15.0):
@@ -192,6 +198,8 @@ def start(
         MachineError: another drill runs, or this one could not start.
     """
     scenario = find(drill)
+    if minutes is not None:
+        check_minutes(minutes)
     if target is None:
         paths.model_folder(model)
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import ConfigError, MachineError, RequestError
+from workbench.drills import observation
 from workbench.drills.checks import (
     COULD_NOT_RUN,
     FAIL,
@@ -23,14 +24,21 @@ from workbench.drills.checks import (
     measure,
     signals_of,
 )
-from workbench.drills.observation import said
 from workbench.drills.readings import MEANINGS, ROWS, AnyReadings, Unreadable
-from workbench.drills.scenario import Scenario
+from workbench.drills.scenario import Scenario, check_minutes
 from workbench.drills.stages import Tell, untold
 
 SAMPLE_EVERY_S = 1.0
 MOST_WORDS = 500
 """Characters of a remark."""
+
+
+def on_one_line(text: str) -> str:
+    r"""Return a text without what would move a reader's cursor or colour their terminal.
+
+    `a\x1b[31mred` and `new\nline` become `a [31mred` and `new line`.
+    """
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 class Course(ABC):
@@ -73,8 +81,7 @@ class Course(ABC):
         self._sampled_at = float("-inf")
         self._clock, self._began, self._ended_s = clock, clock(), 0.0
         self.minutes = scenario.minutes if minutes is None else minutes
-        if not 0 < self.minutes <= 120:
-            raise ConfigError(f"minutes ({self.minutes:g}) must be above 0 and at most 120.")
+        check_minutes(self.minutes)
         self.hashes: dict[str, str] = {}
         """What must be equal again at the end, by `proof.hashes`."""
 
@@ -130,10 +137,10 @@ class Course(ABC):
             RequestError: the drill has ended, or the text is empty or long.
         """
         self._require_running()
-        if not 0 < len(text.strip()) <= MOST_WORDS:
+        if not 0 < len(said := on_one_line(text)) <= MOST_WORDS:
             raise RequestError(f"a remark must have 1 to {MOST_WORDS} characters.")
-        self._note("remark", said=text.strip())
-        return {"said": text.strip()}
+        self._note("remark", said=said)
+        return {"said": said}
 
     def state(self) -> dict[str, Any]:
         """Return how the drill stands, without anything that would give it away."""
@@ -146,8 +153,8 @@ class Course(ABC):
             "left_s": round(max(0.0, self.minutes * 60 - self.elapsed_s), 1),
             "diagnosis": self.diagnosis,
             "acts": list(self.acts),
-            "diary": said(self.events, "act"),
-            "remarks": said(self.events, "remark"),
+            "diary": observation.said(self.events, "act"),
+            "remarks": observation.said(self.events, "remark"),
             "clues": self.clues,
             "table_version": self.table_version,
             "signals": self.samples[-1]["values"] if self.samples else {},

@@ -24,7 +24,7 @@ from typing import Any
 from engine.errors import ConfigError, WorkbenchError
 from engine.runtime.telemetry import Telemetry
 from workbench.desk import Desk
-from workbench.drills.course import Course
+from workbench.drills.course import Course, on_one_line
 from workbench.drills.files import find
 from workbench.drills.on_service import ServiceSession, on_service
 from workbench.drills.opening import opened
@@ -165,7 +165,7 @@ def _serve(session: Course, desk: Desk) -> None:
 
 def _by_whom(session: Course, handler: Handler, detail: Mapping[str, Any]) -> Answer:
     """Do what is asked, with the name of whoever asks."""
-    session.who = str(detail.get("who") or "")[:LONGEST_NAME]
+    session.who = on_one_line(str(detail.get("who") or ""))[:LONGEST_NAME]
     try:
         return handler(detail)
     finally:

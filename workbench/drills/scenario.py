@@ -15,6 +15,16 @@ REPAIR, HARMLESS = "repair", "harmless"
 """The kinds of check: the symptom is gone; nothing else was broken."""
 
 
+def check_minutes(minutes: float) -> None:
+    """Refuse a time that no drill may take.
+
+    Raises:
+        ConfigError: it is not above 0, or above 120.
+    """
+    if not 0 < minutes <= 120:
+        raise ConfigError(f"minutes ({minutes:g}) must be above 0 and at most 120.")
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """The values that are right: a range, or a range in multiples of the value before the fault."""

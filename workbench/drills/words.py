@@ -10,6 +10,9 @@ from workbench.output import count
 MARKS = {"pass": "✓", "fail": "✗", "could not run": "?"}
 """Sign of each outcome, beside its word."""
 
+MOST_TOLD = 8
+"""Remarks and acts of others shown beside the signals."""
+
 Answer = Mapping[str, Any]
 
 
@@ -70,6 +73,14 @@ def _deployment(facts: Answer | None) -> Iterable[str]:
         yield f"job      {job['name']} ({job['does']}) {runs}{ago}"
     for entry in facts["starts"]:
         yield f"log      {entry['said']}"
+
+
+def told_lines(state: Answer) -> Iterable[str]:
+    """Write what others have done and said last, by whom and when."""
+    told = sorted([*state["diary"], *state["remarks"]], key=lambda entry: entry["at_s"])
+    for entry in told[-MOST_TOLD:]:
+        who = f"{entry['who']}: " if entry["who"] else ""
+        yield f"{entry['at_s']:6.0f} s  {who}{entry['said']}"
 
 
 def verdicts_text(verdicts: Iterable[Answer]) -> str:
