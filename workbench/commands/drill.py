@@ -44,13 +44,29 @@ def list_drills(as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(drill: DrillArgument, as_json: JsonOption = False) -> None:
-    """Show what is known when the drill begins: the symptom, the signals, the question."""
+def show(
+    drill: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A drill; without it, the one that runs.")
+    ] = None,
+    state: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is known when the drill begins: the symptom, the signals, the question.
+
+    Without an ID it shows the drill that runs, an incident without what it is called.
+    """
     from workbench.drills import find
+    from workbench.drills.client import joined
     from workbench.drills.words import briefing_text
 
-    briefing = find(drill).briefing
+    if drill is not None:
+        briefing = find(drill).briefing
+    else:
+        with joined(state) as running:
+            briefing = running.briefing()
     if as_json:
+        if briefing.get("surprise"):  # its name says what it is
+            del briefing["id"]
         print_json(briefing)
     else:
         print(briefing_text(briefing))
@@ -372,8 +388,8 @@ def _run(
             }
             with start(drill, state=state, who=own_name(), **options) as running:
                 try:
-                    if not as_json:
-                        print(briefing_text(running.briefing()), flush=True)
+                    briefing = briefing_text(running.briefing())
+                    say(briefing) if as_json else print(briefing, flush=True)
                     say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
                     _hold(running, quiet=as_json)
                 except Ended as asked:
