@@ -134,7 +134,8 @@ def run(
     words += "" if draft is not None else " --no-draft"
     words += "" if ranks else " --no-ranks"
     command = f"workbench bench routing-overhead --model {model.name} {words} --json"
-    return report(rows, command) | {"aim": _aim(rows), "notes": NOTES}
+    with torch_threads(threads):  # the machine is described as it was
+        return report(rows, command) | {"aim": _aim(rows), "notes": NOTES}
 
 
 NOTES = [
