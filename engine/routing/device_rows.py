@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -97,24 +97,28 @@ def _shared(expert: _Expert, rows_G: list[int]) -> list[Iterator[int]]:
     With replicas 0 and 5 on devices 0 and 1 and rows ``[48, 2]``: device 0 has 32 rows for physical
     expert 0, `HOME`, and 16 for 5, `FULL`; device 1 has 2 for 5, `HOME`.
     """
-    share = -(-sum(rows_G) // len(expert.physical))
+    away = sum(rows_G)
+    share = -(-away // len(expert.physical))
     most = -(-share // TILE_ROWS) * TILE_ROWS
-    kept_G = [min(rows, most) if g in expert.own else 0 for g, rows in enumerate(rows_G)]
-    away = sum(rows_G) - sum(kept_G)
-    if not away:
-        line: list[int] = []
-    else:
-        room_R = [max(share - (kept_G[g] if g >= 0 else 0), 0) for g in expert.homes]
+    own, kept = expert.own, {}
+    for device in own:
+        kept[device] = stay = rows_G[device] if rows_G[device] < most else most
+        away -= stay
+    line: list[int] = []
+    if away:
+        room_R = [max(share - kept.get(device, 0), 0) for device in expert.homes]
         line = _dealt(expert, room_R, away)
     ways: list[Iterator[int]] = []
     before = 0
-    for device, (rows, kept) in enumerate(zip(rows_G, kept_G, strict=True)):
-        own, until = expert.own.get(device), before + rows - kept
-        why = AWAY if own is None else FULL
-        sent = [one << REASON_BITS | why for one in line[before:until]]
-        stay = () if own is None else repeat(own << REASON_BITS | HOME, kept)
-        ways.append(chain(stay, sent))
-        before = until
+    for device, rows in enumerate(rows_G):
+        if device in own:
+            codes, why = [own[device] << REASON_BITS | HOME] * kept[device], FULL
+        else:
+            codes, why = [], AWAY
+        if until := rows - len(codes):
+            codes += [one << REASON_BITS | why for one in line[before : before + until]]
+            before += until
+        ways.append(iter(codes))
     return ways
 
 

@@ -62,7 +62,7 @@ def test_the_overhead_bench_prints_numerator_and_denominator_of_every_way(workbe
         for setting, names in (
             ("one copy", ("all", "no look-ups", "a lock")),
             ("replicas", ("all", "no look-ups", "a lock")),
-            ("formats by unit", ("all",)),
+            ("formats by unit", ("all", "not ahead")),
         )
         for batch in (1, 2)
         for way in names
