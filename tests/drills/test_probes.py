@@ -101,7 +101,7 @@ def test_a_check_that_peeks_is_caught(source):
 def test_readings_hold_no_way_to_the_engine():
     assert {field.name for field in fields(Readings)} == {
         "trace", "table_now", "planned", "ask", "known", "facts", "ledger", "published", "folder",
-        "choices", "choices_known", "units", "answered_of"
+        "choices", "choices_known", "units", "answered_of", "rows_of_table"
     }  # fmt: skip
 
 

@@ -245,6 +245,7 @@ class Evidence:
             answered_of=lambda: (self.ask_gateway(), len(self._questions)),
             choices=self._chosen,
             choices_known=self._choices,
+            rows_of_table=self._window.rows_of_table,
             units=tuple(self._window.units),
             published=self._deployment.published,
             folder=self._deployment.folder,

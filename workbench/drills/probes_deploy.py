@@ -114,14 +114,11 @@ def recovered_rows(readings: Readings, rows: int = ROWS) -> float:
     return (failed + moved) / trace.num_rows
 
 
-@probe("count", "rows run since a table was last published")
+@probe("count", "rows run since the table in force was published")
 def rows_since_plan(readings: Readings, rows: int = ROWS) -> float:
-    """Return how many rows have run under the table in force, within what is recorded."""
-    trace = enough(readings, rows)
-    versions = trace.columns["steps/table_version"]
-    per_step = trace.columns["steps/row_start"]
-    first = int((versions == versions[-1]).argmax())
-    return float(per_step[-1] - per_step[first])
+    """Return how many rows have run under the table in force, whatever else was changed since."""
+    enough(readings, rows)
+    return float(readings.rows_of_table)
 
 
 @probe("share", "largest difference of the canary's logits / largest logit, newest table")

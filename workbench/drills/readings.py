@@ -51,6 +51,8 @@ class Readings:
     """Returns (N, L, K) the experts of the questions' tokens, as they were asked last."""
     choices_known: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
     """(N, L, K) the same from before the drill."""
+    rows_of_table: int = 0
+    """Rows run since the table in force was published, also those from before the last change."""
     units: Sequence[tuple[UnitEvent, ...]] = ()
     """By recorded step: the number formats of each layer, where they are routed."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -24,23 +24,34 @@ class Window(Recorder):
         """Records while known questions are asked."""
         self.units: deque[tuple[UnitEvent, ...]] = deque(maxlen=MAX_STEPS)
         """By recorded step: the number formats of each layer, where they are routed."""
+        self.rows_of_table = 0
+        """Rows of traffic under the table in force, however often the rest was forgotten."""
+        self._table_version = -1
         self._asking = False
 
     def emit(self, event: Event) -> None:
         """Remember one event where it belongs."""
         if isinstance(event, StartEvent):
+            self._table_version = -1
             self.exam.emit(event)
         elif self._asking:
             self.exam.emit(event)
             return
-        elif isinstance(event, StepEvent) and event.units:
-            self.units.append(event.units)
+        elif isinstance(event, StepEvent):
+            self._count(event)
+            if event.units:
+                self.units.append(event.units)
         super().emit(event)
 
     def clear(self) -> None:
         """Forget the recent past."""
         super().clear()
         self.units.clear()
+
+    def _count(self, event: StepEvent) -> None:
+        if event.table_version != self._table_version:
+            self._table_version, self.rows_of_table = event.table_version, 0
+        self.rows_of_table += event.num_rows
 
     @contextmanager
     def closed(self) -> Iterator[None]:
