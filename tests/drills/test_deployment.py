@@ -8,7 +8,9 @@ import pytest
 
 from engine.errors import ConfigError, RequestError
 from workbench import paths
+from workbench.drills.acts import ACTS
 from workbench.drills.deployment import Deployment, Extent
+from workbench.drills.hands import Hands
 from workbench.drills.jobs import Auditor, Job, Rebalancer, job
 from workbench.drills.proof import compared, hashes
 from workbench.drills.weights_file import rename
@@ -28,7 +30,9 @@ def deployment():
 def test_options_files_jobs_and_crashes_are_put_back(deployment):
     before = hashes(deployment)
     assert deployment.folder != MODEL
-    assert "started again" in deployment.restart(max_running=2)
+    assert deployment.restart(max_running=2).startswith("the engine was started again")
+    assert deployment.facts()["options"]["max_running"] == "2"
+    assert "drill" not in deployment.facts()["options"] | deployment.facts()["instances"][0]
     assert deployment.engine.config.max_running == 2
     weights = deployment.folder / "model.safetensors"
     rename(weights, "model.norm.weight", "model.norm.weigth")
@@ -51,8 +55,9 @@ def test_options_files_jobs_and_crashes_are_put_back(deployment):
 
 def test_what_is_no_option_is_refused_and_nothing_has_happened(deployment):
     engine = deployment.engine
-    with pytest.raises(ConfigError, match="did you mean 'max_running'"):
+    with pytest.raises(ConfigError, match="did you mean 'max_running'.* num_blocks, ") as refused:
         deployment.restart(max_runing=3)
+    assert "num_ranks" not in str(refused.value), "it stays as it is in a drill"
     with pytest.raises(ConfigError, match="max_running"):
         deployment.restart(max_running=0)
     assert deployment.engine is engine and deployment.starts == []
@@ -72,6 +77,32 @@ def test_the_manifest_follows_what_is_written(deployment):
     assert config["num_experts_per_tok"] == 4
     deployment.restart()
     assert deployment.engine.model_config.top_k == 4
+
+
+def hands_of(deployment):
+    return Hands(deployment, None, None, None, None)
+
+
+def test_what_cannot_be_fetched_or_is_done_already_is_said(deployment):
+    hands = hands_of(deployment)
+    with pytest.raises(ConfigError, match=r"nothing\.md\) is not published.* config\.json, "):
+        ACTS["fetch"](hands, None, "nothing.md")
+    assert ACTS["start-job"](hands, None, "auditor") == (
+        "auditor is running already; nothing was done"
+    )
+    ACTS["stop-job"](hands, None, "auditor")
+    assert ACTS["start-job"](hands, None, "auditor") == "auditor has started"
+    assert deployment.jobs["auditor"].running
+
+
+def test_of_two_instances_it_is_said_which_was_started_again():
+    two = Deployment(Extent({"num_devices": 2}, instances=2), MODEL)
+    two.open()
+    try:
+        assert two.restart(1).startswith("instance 1 was started again")
+        assert two.restart(0).startswith("instance 0 was started again")
+    finally:
+        two.close()
 
 
 class Recent:

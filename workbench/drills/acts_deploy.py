@@ -105,7 +105,9 @@ def fetch(hands: Hands, trace: Trace, file: str = "all") -> str:
         raise ConfigError("this engine runs from the published folder itself.")
     names = sorted(path.name for path in deployment.published.iterdir() if path.is_file())
     if file != "all" and file not in names:
-        raise ConfigError(f"file ({file}) is not published{nearest(file, names)}")
+        raise ConfigError(
+            f"file ({file}) is not published{nearest(file, names)} published: {', '.join(names)}."
+        )
     for name in names if file == "all" else (file,):
         shutil.copyfile(deployment.published / name, deployment.folder / name)
     if file not in ("all", NAME):
@@ -189,8 +191,11 @@ def ready_by(hands: Hands, trace: Trace, way: str) -> str:
 @act_where("jobs")
 def start_job(hands: Hands, trace: Trace, name: str) -> str:
     """Start a job that belongs beside the engine."""
-    _job(hands, name).start(hands.deployment)
-    return f"{name} runs"
+    job = _job(hands, name)
+    if job.running:
+        return f"{name} is running already; nothing was done"
+    job.start(hands.deployment)
+    return f"{name} has started"
 
 
 @act_where("jobs")

@@ -125,6 +125,7 @@ class Deployment:
         """Start an engine anew with exactly these options."""
         self._config(options)
         began = time.perf_counter()
+        which = f"instance {instance}" if self.others else "the engine"
         if instance:
             self._close(self.others[instance - 1])
             self.others[instance - 1], self.other_options[instance - 1] = None, options
@@ -134,7 +135,7 @@ class Deployment:
         try:
             made = self._made(options, None if instance else self._sink)
         except WorkbenchError as refused:
-            said = f"the engine did not start: {refused}"
+            said = f"{which} did not start: {refused}"
             self._log(False, said, began)
             return said
         if instance:
@@ -142,7 +143,7 @@ class Deployment:
         else:
             self.engine = made
             self._opened()
-        said = f"the engine was started again in {time.perf_counter() - began:.1f} s"
+        said = f"{which} was started again in {time.perf_counter() - began:.1f} s"
         self._log(True, said, began)
         return said
 
@@ -227,7 +228,7 @@ class Deployment:
         """Return how the engine is deployed, fit for JSON."""
         return {
             "running": self.engine is not None,
-            "options": {name: str(value) for name, value in sorted(self.options.items())},
+            "options": _told(self.options),
             "starts": [dict(entry) for entry in self.starts],
             "ranks": {str(rank): rank not in self.missing_ranks for rank in self._ranks},
             "instances_running": self.instances_running,
@@ -235,10 +236,7 @@ class Deployment:
             "ready_by": self.ready_by,
             "looking": self._looking(),
             "jobs": [job.facts() for job in self.jobs.values() if not job.hidden],
-            "instances": [
-                {name: str(value) for name, value in sorted(options.items())}
-                for options in self.all_options
-            ],
+            "instances": [_told(options) for options in self.all_options],
         }
 
     @property
@@ -350,7 +348,10 @@ class Deployment:
         known = [each.name for each in fields(EngineConfig)]
         for name in options:
             if name not in known:
-                raise ConfigError(f"unknown option {name!r}{nearest(name, known)}")
+                free = ", ".join(each for each in known if each not in FIXED)
+                raise ConfigError(
+                    f"unknown option {name!r}{nearest(name, known)} known options: {free}."
+                )
         named = dict(options)
         if isinstance(named.get("draft"), str):
             named["draft"] = paths.model_folder(named["draft"])
@@ -384,3 +385,8 @@ class Deployment:
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
         return folder
+
+
+def _told(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return options as an operator reads them, without what only makes the engine a drill's."""
+    return {name: str(value) for name, value in sorted(options.items()) if name != "drill"}
