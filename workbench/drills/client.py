@@ -147,7 +147,15 @@ class Drill:
             ) from None
 
     def _wait(self) -> None:
-        if not self._live.wait(timeout=15.0):
+        until = time.monotonic() + 15.0
+        while not self._live.wait(timeout=0.2):
+            if self.store.ended(self.journal_name):
+                self._client.close()
+                raise MachineError(
+                    f"the drill {self.id} has just finished; `workbench drill report` tells of it."
+                )
+            if time.monotonic() < until:
+                continue
             self._client.close()
             raise MachineError(
                 f"the drill {self.id} does not answer ({self._client.reason}); "
@@ -255,6 +263,8 @@ def attach(state: str | Path | None = None, who: str = "") -> Drill:
     facts, busy = store.current(), store.busy
     if busy and store.damaged:
         raise _damaged(store)
+    if facts is None and busy:
+        raise store.between()
     if facts is None or not busy:
         raise MachineError(
             f"no drill is running in {store.folder}; start one with `workbench drill run ID`."

@@ -188,6 +188,7 @@ def _facts(session: Course, journal: str, stream: Telemetry, parent: str | None)
     return {
         "drill": session.scenario.id,
         **_what(session),
+        "surprise": session.surprise,
         "hashes": session.hashes,
         "journal": journal,
         "address": [host, port],

@@ -62,13 +62,18 @@ class Store:
         """
         handle = self._try_lock()
         if handle is None:
-            now = self.current() or {}
-            raise MachineError(
-                f"the drill {now.get('drill', '?')} is running in {self.folder} already; finish it "
-                "with `workbench drill finish` or end it with `workbench drill reset`."
-            )
+            raise self._taken()
         with handle:
             yield
+
+    def require_free(self) -> None:
+        """Refuse at once what would have to wait for another drill.
+
+        Raises:
+            MachineError: another drill runs here.
+        """
+        if self.busy:
+            raise self._taken()
 
     @property
     def busy(self) -> bool:
@@ -148,6 +153,26 @@ class Store:
         if content is None:
             raise MachineError(f"{found[-1]} is damaged: it does not hold the journal of a drill.")
         return found[-1], content
+
+    def _taken(self) -> MachineError:
+        if (now := self.current()) is None:
+            return self.between()
+        called = "an incident" if now.get("surprise") else f"the drill {now['drill']}"
+        return MachineError(
+            f"{called} is running in {self.folder} already; finish it with `workbench drill "
+            "finish` or end it with `workbench drill reset`."
+        )
+
+    def between(self) -> MachineError:
+        """Return what is said while a drill runs no more, or not yet."""
+        return MachineError(
+            f"a drill is just starting or ending in {self.folder}; try again in a moment."
+        )
+
+    def ended(self, journal: str) -> bool:
+        """Return whether the drill with this journal has ended with a result."""
+        content = _journal(self.folder / JOURNALS / f"{journal}.json")
+        return content is not None and bool(content.get("result"))
 
     def _try_lock(self) -> IO[str] | None:
         import fcntl
