@@ -133,6 +133,11 @@ class Evidence:
             self._deployment.engine.abort(self._guest_id)
 
     @property
+    def most_rows(self) -> int:
+        """How many rows are recorded at most; the oldest go first."""
+        return self._window.max_rows
+
+    @property
     def changes(self) -> list[str]:
         """The newest changes of tables and ranks, in words, oldest first."""
         return [*self._past, *_changes(self._window.trace().controls)][-MOST_CHANGES:]

@@ -68,16 +68,15 @@ def failed_starts(readings: Readings) -> float:
     return float(count)
 
 
-@probe("count", "files whose SHA-256 is not the published one", live=False)
+@probe(
+    "count",
+    "files whose SHA-256 is not the published one",
+    live=False,
+    remark="A file that the options in force do not use does no harm to what the checks look at.",
+)
 def strange_files(readings: Readings) -> float:
     """Return how many files of the model folder are not as they were published."""
-    if readings.published is None or readings.folder is None:
-        raise Unreadable("there is no model folder to look at.")
-    names = {path.name for path in readings.published.iterdir() if path.is_file()}
-    names |= {path.name for path in readings.folder.iterdir() if path.is_file()}
-    return float(
-        sum(_digest(readings.published / n) != _digest(readings.folder / n) for n in names)
-    )
+    return float(len(strange_names(readings)))
 
 
 @probe("count", "times that ranks were lost or failed together since the last change")
@@ -132,6 +131,15 @@ def canary_error(readings: Readings) -> float:
 def stopped_jobs(readings: Readings) -> float:
     """Return how many of the jobs that belong beside the engine do not run."""
     return float(sum(not job["running"] for job in readings.facts["jobs"]))
+
+
+def strange_names(readings: Readings) -> list[str]:
+    """Return the names of those files; no probe, but what an operator looks at."""
+    if readings.published is None or readings.folder is None:
+        raise Unreadable("there is no model folder to look at.")
+    published, folder = readings.published, readings.folder
+    names = {path.name for where in (published, folder) for path in where.iterdir()}
+    return [n for n in sorted(names) if _digest(published / n) != _digest(folder / n)]
 
 
 def _noted(readings: Readings, action: str) -> int:
