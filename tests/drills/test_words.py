@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from workbench.drills.checks import Verdict, grade
 from workbench.drills.course import on_one_line
 from workbench.drills.files import find
 from workbench.drills.words import (
     MARKS,
     briefing_text,
+    clue_text,
     debrief_text,
+    number,
     observation_text,
     proof_text,
     result_text,
+    signals_line,
     told_lines,
     verdicts_text,
 )
@@ -77,6 +83,53 @@ def test_a_result_shows_each_part_their_sum_the_solution_and_the_proof():
     assert "100 of 100: passed" in result_text(passed)
 
 
+def test_a_result_names_the_cause_beside_the_right_one_and_lists_the_last_checks():
+    options = {"hot-expert": "An expert is hot.", "torn-table": "The table is torn."}
+    more = {"options": options, "cause": "hot-expert", "checks": {"devices": VERDICT}}
+    text = result_text(RESULT | more | {"diagnosis": "torn-table"})
+    assert "✗ You named: The table is torn.\n  The cause:  An expert is hot.\n" in text
+    assert "✗ fail          devices alike: 2.54" in text
+    right = result_text(RESULT | more | {"diagnosis": "hot-expert"})
+    assert "✓ You named: An expert is hot.\n\n" in right and "The cause:" not in right
+    assert "No cause was named.\n  The cause:  An expert" in result_text(
+        RESULT | more | {"diagnosis": None}
+    )
+
+
+def test_points_that_count_only_once_repaired_say_so():
+    scenario = find("hot-expert")
+    found = {
+        check.id: Verdict(**VERDICT | {"outcome": "pass", "unit": "", "formula": ""})
+        for check in scenario.checks
+    }
+    whole = grade(scenario, scenario.cause, found, acts=1)
+    assert whole["passed"] and all("remark" not in part for part in whole["parts"].values())
+    nothing_done = grade(scenario, scenario.cause, found, acts=0)
+    text = result_text(RESULT | {"grade": nothing_done})
+    assert re.search(r"nothing else broken +0 of \d+ \(counts only once repaired\)\n", text)
+
+
+def test_numbers_have_their_unit():
+    assert number(0.479, "share") == "47.9 %" and number(1.0, "share") == "100 %"
+    assert number(1.923, "ratio") == "1.92 ×" and number(4093.0, "count") == "4,093"
+    assert number(12.34, "ms") == "12.3 ms" and number(0.5, "s") == "0.5 s"
+    shown = VERDICT | {"unit": "share", "value": 0.479, "steady": 0.99, "low": 0.97, "high": 1.0}
+    assert "47.9 % (right: 97 % to 100 %, before 99 %)" in verdicts_text([shown])
+    exact = VERDICT | {"unit": "count", "low": 0.0, "high": 0.0, "value": 4093.0}
+    assert "4,093 (right: 0, before" in verdicts_text([exact])
+    called = {"busiest_device rows=1200": {"name": "load of the busiest device", "unit": "ratio"}}
+    line = signals_line({"called": called, "signals": {"busiest_device rows=1200": 1.923}})
+    assert line == "load of the busiest device 1.92 ×"
+
+
+def test_a_clue_asked_for_after_the_last_is_called_so():
+    clue = {"number": 3, "of": 3, "again": False, "clue": "Look."}
+    assert clue_text(clue) == "3 of 3: Look."
+    assert clue_text(clue | {"again": True}) == (
+        "There are no more clues than these 3; the last was: Look."
+    )
+
+
 def test_an_ungraded_result_keeps_the_solution_to_itself():
     text = result_text(RESULT | {"grade": None})
     assert "together" not in text and RESULT["solution"] not in text
@@ -109,7 +162,9 @@ def test_an_observation_shows_load_by_device_and_expert_and_both_hashes():
         "policy": {"banned": [(0, 1)]},
     }
     text = observation_text(seen)
-    assert "(1,234 token rows since the last change)" in text
+    assert "of 1,234 token rows measured since the last act\n" in text
+    more = observation_text(seen | {"most_rows": 4096})
+    assert "since the last act, the newest 4,096 at most\n" in more
     assert "  layer 1:     9     10" in text and "  layer 0:     1      2      3" in text
     assert f"version 3, hash with its version {'d' * 12}\n" in text
     assert f"version 2, hash with its version {'e' * 12}\n" in text
@@ -124,11 +179,15 @@ def test_a_debrief_says_who_did_what_and_how_long_it_took():
             {"at_s": 4.0, "what": "remark", "said": "layer 2?", "who": "ann"},
             {"at_s": 5.0, "what": "diagnosis", "option": "hot-expert", "who": "ben"},
             {"at_s": 8.0, "what": "act", "said": "published", "who": "ann"},
+            {"at_s": 8.5, "what": "check", "outcomes": {"a": "pass", "b": "fail"}},
+            {"at_s": 8.6, "what": "clue", "number": 2},
             {"at_s": 9.0, "what": "check", "outcomes": {"a": "pass"}},
         ],
     }
     text = debrief_text(journal)
     assert "4.0 s  ann: remark layer 2?" in text and "5.0 s  ben: diagnosis hot-expert" in text
+    assert "check 1 of 2 pass (b: fail)\n" in text and "check 1 of 1 pass\n" in text
+    assert "8.6 s  clue 2\n" in text
     assert "steady" not in text and "took part              ann, ben" in text
     assert "first change           after 8 s" in text and "checks passed          after 9 s" in text
     assert "first change           never" in debrief_text(journal | {"events": []})
@@ -148,14 +207,25 @@ def test_an_observation_tells_of_deployment_and_changes():
     seen = {
         "signals": [], "rows": 0, "device_rows": [], "expert_counts": [], "table": None,
         "policy": {}, "deployment": facts, "changes": ["table version 3 was given up: late"],
+        "files": {"strange": ["precision.json"], "unit_rows": 1},
     }  # fmt: skip
     text = observation_text(seen)
     for line in (
         "engine   does not run", "options  max_running 4", "rank 1   is missing",
         "job      j (audits) runs, last did so 3 s ago", "log      the engine did not start: why",
         "change   table version 3 was given up: late",
+        "files    not as published: precision.json", "files    precision.json: unit_rows 1",
     ):  # fmt: skip
         assert line in text, line
+    pace = {
+        "deployment": facts | {"running": True}, "step_ms": 8.04,
+        "engine": {"num_waiting": 0, "num_free_blocks": 1000},
+        "requests": {"tokens_a_second": 431.2, "rerun_rows": {"precision": 20, "recovery": 4}},
+    }  # fmt: skip
+    assert (
+        "engine   runs: 431 tokens/s, 8.0 ms a step, 24 rows run again, 0 requests wait, "
+        "1,000 blocks free\n" in observation_text(seen | pace)
+    )
 
 
 def test_what_others_did_and_said_is_told_in_its_order_by_name():

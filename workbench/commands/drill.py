@@ -231,10 +231,11 @@ def check(state: StateOption = None, as_json: JsonOption = False) -> None:
 def hint(state: StateOption = None, as_json: JsonOption = False) -> None:
     """Take the next clue; how many were taken stands in the report."""
     from workbench.drills.client import joined
+    from workbench.drills.words import clue_text
 
     with joined(state) as drill:
         clue = drill.hint()
-    print_json(clue) if as_json else print(f"{clue['number']} of {clue['of']}: {clue['clue']}")
+    print_json(clue) if as_json else print(clue_text(clue))
 
 
 @app.command()
@@ -244,6 +245,8 @@ def finish(state: StateOption = None, as_json: JsonOption = False) -> None:
     from workbench.drills.words import result_text
 
     with joined(state) as drill:
+        if drill.state()["diagnosis"] is None:
+            say("no cause was named, which earns nothing for it; checking and grading all the same")
         result = drill.finish()
     if as_json:
         print_json(result)
@@ -270,10 +273,14 @@ def report(
     from workbench.drills.report import page
     from workbench.drills.store import Store
 
-    path, content = Store.at(state).read(journal)
+    store = Store.at(state)
+    path, content = store.read(journal)
+    if journal is None and store.busy:
+        say(f"a drill still runs; this is the one before it, {content['briefing']['title']}")
     if as_json:
         print_json(content)
-        return
+        if out is None:
+            return
     target = out or path.with_suffix(".html")
     try:
         html = page(content).encode("utf-8")
@@ -283,7 +290,7 @@ def report(
         target.write_bytes(html)
     except OSError as wrong:
         raise ConfigError(f"--out ({target}) cannot be written: {wrong.strerror}.") from None
-    print(target)
+    say(str(target)) if as_json else print(target)
 
 
 @app.command()
@@ -371,6 +378,7 @@ def _run(
 
     find(drill)  # an unknown one is refused before anything starts
     store = Store.at(state)
+    store.require_free()
     with ending_signals():
         try:
             if not store.busy and (aside := store.set_aside()):
@@ -410,6 +418,7 @@ def _hold(running: Drill, *, quiet: bool) -> None:
     from contextlib import suppress
 
     from engine.errors import RequestError
+    from workbench.drills.words import signals_line
 
     shown_at = time.monotonic()
     while running.running:
@@ -418,6 +427,5 @@ def _hold(running: Drill, *, quiet: bool) -> None:
             continue
         with suppress(RequestError):  # it may end between two looks
             state = running.state()
-            signals = ", ".join(f"{name} {value:.3g}" for name, value in state["signals"].items())
-            say(f"{state['elapsed_s']:6.0f} s  {signals or 'gathering rows'}")
+            say(f"{state['elapsed_s']:6.0f} s  {signals_line(state) or 'gathering rows'}")
         shown_at = time.monotonic()

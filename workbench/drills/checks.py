@@ -128,7 +128,7 @@ def grade(
     named = diagnosis == scenario.cause
     repair = earned(REPAIR) if acts else 0
     harmless = earned(HARMLESS) if acts and repair == possible[REPAIR] else 0
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "cause": {
             "earned": scenario.diagnosis_points if named else 0,
             "possible": scenario.diagnosis_points,
@@ -136,5 +136,7 @@ def grade(
         "repair": {"earned": repair, "possible": possible[REPAIR]},
         "nothing else broken": {"earned": harmless, "possible": possible[HARMLESS]},
     }
+    if not acts or repair < possible[REPAIR]:
+        parts["nothing else broken"]["remark"] = "counts only once repaired"
     points = sum(part["earned"] for part in parts.values())
     return {"passed": points == 100, "points": points, "possible": 100, "parts": parts}

@@ -158,6 +158,10 @@ class Course(ABC):
             "clues": self.clues,
             "table_version": self.table_version,
             "signals": self.samples[-1]["values"] if self.samples else {},
+            "called": {
+                key(each): {"name": each.call.name, "unit": MEANINGS[each.call.func].unit}
+                for each in self.scenario.signals
+            },
             "sampled_s": self.samples[-1]["at_s"] if self.samples else None,
             "checks": {name: verdict.outcome for name, verdict in self.verdicts.items()},
         }
@@ -198,10 +202,13 @@ class Course(ABC):
             RequestError: the drill has ended.
         """
         self._require_running()
-        self.clues = min(self.clues + 1, len(self.scenario.clues))
-        self._note("clue", number=self.clues)
+        again = self.clues == len(self.scenario.clues)
+        if not again:
+            self.clues += 1
+            self._note("clue", number=self.clues)
         return {
             "number": self.clues,
+            "again": again,
             "of": len(self.scenario.clues),
             "clue": self.scenario.clues[self.clues - 1],
         }
@@ -229,7 +236,10 @@ class Course(ABC):
             "drill": self.scenario.id,
             "reason": reason,
             "grade": marks,
+            "diagnosis": self.diagnosis,
             "cause": self.scenario.cause,
+            "options": dict(self.scenario.options),
+            "checks": {name: verdict.as_dict() for name, verdict in self.verdicts.items()},
             "solution": self.scenario.solution,
             "elapsed_s": round(self._ended_s, 1),
             "clues": self.clues,

@@ -38,13 +38,14 @@ def observation_text(seen: Answer) -> str:
         (
             verdicts_text(seen["signals"]),
             "",
-            f"rows by layer and device ({seen['rows']:,} token rows since the last change)",
+            f"rows by layer and device, of {_measured(seen)}",
             *_grid(seen["device_rows"]),
             "rows by layer and expert",
             *_grid(seen["expert_counts"]),
             *_table(seen["table"]),
             f"policy   {seen['policy']}",
-            *_deployment(seen.get("deployment")),
+            *_deployment(seen.get("deployment"), _pace(seen)),
+            *_files(seen.get("files")),
             *(f"change   {change}" for change in seen.get("changes", ())),
         )
     )
@@ -57,11 +58,43 @@ def _table(table: Answer | None) -> Iterable[str]:
         yield f"{name} version {one['version']}, hash with its version {one['sha256'][:12]}"
 
 
-def _deployment(facts: Answer | None) -> Iterable[str]:
+def _measured(seen: Answer) -> str:
+    most = f", the newest {seen['most_rows']:,} at most" if seen.get("most_rows") else ""
+    return f"{seen['rows']:,} token rows measured since the last act{most}"
+
+
+def _pace(seen: Answer) -> str:
+    """Write how fast the engine is and what it has left, as far as that is known."""
+    requests, engine = seen.get("requests") or {}, seen.get("engine") or {}
+    again = requests.get("rerun_rows") or {}
+    parts = {
+        "tokens_a_second": "{:.0f} tokens/s",
+        "step_ms": "{:.1f} ms a step",
+        "again": "{:,} rows run again",
+        "num_waiting": "{:,} requests wait",
+        "num_free_blocks": "{:,} blocks free",
+    }
+    known = {**requests, **engine, "step_ms": seen.get("step_ms"), "again": sum(again.values())}
+    return ", ".join(
+        text.format(known[name]) for name, text in parts.items() if known.get(name) is not None
+    )
+
+
+def _files(files: Answer | None) -> Iterable[str]:
+    """Write which files of the model folder are not as published, and the units of formats."""
+    if files is None:
+        return
+    yield f"files    not as published: {', '.join(files['strange']) or 'none'}"
+    if files["unit_rows"] is not None:
+        yield f"files    precision.json: unit_rows {files['unit_rows']}"
+
+
+def _deployment(facts: Answer | None, pace: str = "") -> Iterable[str]:
     """Write how the engine is deployed: whether it runs, its options, ranks, jobs and log."""
     if facts is None:
         return
-    yield f"engine   {'runs' if facts['running'] else 'does not run'}"
+    runs = f"runs: {pace}" if pace else "runs"
+    yield f"engine   {runs if facts['running'] else 'does not run'}"
     for number, options in enumerate(facts["instances"]):
         name = "options " if len(facts["instances"]) == 1 else f"options of instance {number}"
         yield f"{name} {', '.join(f'{key} {value}' for key, value in options.items())}"
@@ -88,6 +121,23 @@ def verdicts_text(verdicts: Iterable[Answer]) -> str:
     return "\n".join(line for verdict in verdicts for line in _verdict(verdict))
 
 
+def signals_line(state: Answer) -> str:
+    """Write the signals as last sampled, by name: `load of the busiest device 1.92 ×, …`."""
+    called = state["called"]
+    return ", ".join(
+        f"{called[key]['name']} {number(value, called[key]['unit'])}"
+        for key, value in state["signals"].items()
+    )
+
+
+def number(value: float, unit: str = "") -> str:
+    """Write a value in its unit: a share of 0.479 is `47.9 %`, a count of 4093 is `4,093`."""
+    if unit == "share":
+        return f"{100 * value:.3g} %"
+    digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return digits + {"ratio": " ×", "ms": " ms", "s": " s"}.get(unit, "")
+
+
 def result_text(result: Answer) -> str:
     """Write how a drill ended, its points, its solution and its proof."""
     lines = [
@@ -98,11 +148,40 @@ def result_text(result: Answer) -> str:
         parts = marks["parts"] | {"together": {"earned": marks["points"], "possible": 100}}
         lines += [
             f"  {name:<20} {part['earned']:>3} of {part['possible']}"
+            f"{' (' + part['remark'] + ')' if 'remark' in part else ''}"
             for name, part in parts.items()
         ]
         lines[-1] += f": {'passed' if marks['passed'] else 'not passed'}"
-        lines += ["", result["solution"]]
+        lines += ["", *_named(result), *_checked(result), result["solution"]]
     return "\n".join((*lines, "", proof_text(result["proof"])))
+
+
+def _named(result: Answer) -> Iterable[str]:
+    """Write which cause was named and which was right."""
+    options, named, right = result.get("options", {}), result.get("diagnosis"), result.get("cause")
+    if not options:
+        return
+    if named is None:
+        yield "No cause was named."
+    else:
+        yield f"{MARKS['pass' if named == right else 'fail']} You named: {options[named]}"
+    if named != right:
+        yield f"  The cause:  {options[right]}"
+    yield ""
+
+
+def _checked(result: Answer) -> Iterable[str]:
+    """Write how the last checks came out."""
+    if checks := result.get("checks"):
+        yield verdicts_text(checks.values())
+        yield ""
+
+
+def clue_text(clue: Answer) -> str:
+    """Write a clue; one that was given before is the last."""
+    if clue.get("again"):
+        return f"There are no more clues than these {clue['of']}; the last was: {clue['clue']}"
+    return f"{clue['number']} of {clue['of']}: {clue['clue']}"
 
 
 def debrief_text(journal: Answer) -> str:
@@ -112,7 +191,10 @@ def debrief_text(journal: Answer) -> str:
     for event in events:
         if event["at_s"] < 0 or event["what"] in ("undo registered", "steady"):
             continue
-        said = next((str(event[key]) for key in ("said", "option", "reason") if key in event), "")
+        keys = ("said", "option", "reason", "number")
+        said = next((str(event[key]) for key in keys if key in event), "")
+        if event["what"] == "check":
+            said = _outcomes(event["outcomes"])
         who = f"{event['who']}: " if event.get("who") else ""
         lines.append(f"  {event['at_s']:>7.1f} s  {who}{event['what']} {said}".rstrip())
     moments = {
@@ -124,6 +206,16 @@ def debrief_text(journal: Answer) -> str:
     names = sorted({event["who"] for event in events if event.get("who")})
     lines.append(f"  {'took part':<22} {', '.join(names) or 'nobody by name'}")
     return "\n".join(lines)
+
+
+def _outcomes(outcomes: Mapping[str, str]) -> str:
+    """Write how many checks passed and which did not.
+
+    `{"load": "fail", "placed": "pass"}` becomes `1 of 2 pass (load: fail)`.
+    """
+    passed = sum(outcome == "pass" for outcome in outcomes.values())
+    others = ", ".join(f"{name}: {how}" for name, how in outcomes.items() if how != "pass")
+    return f"{passed} of {len(outcomes)} pass{' (' + others + ')' if others else ''}"
 
 
 def _first(events: Iterable[Answer], what: str) -> float | None:
@@ -159,11 +251,13 @@ def _grid(rows: Iterable[Iterable[int]]) -> Iterable[str]:
 
 
 def _verdict(verdict: Answer) -> Iterable[str]:
-    value = "" if verdict["value"] is None else f"{verdict['value']:.3g}"
-    before = "" if verdict["steady"] is None else f", before {verdict['steady']:.3g}"
+    unit = verdict.get("unit", "")
+    value = "" if verdict["value"] is None else number(verdict["value"], unit)
+    before = "" if verdict["steady"] is None else f", before {number(verdict['steady'], unit)}"
     right = ""
     if verdict["low"] is not None:
-        right = f" (right: {verdict['low']:.3g} to {verdict['high']:.3g}{before})"
+        low, high = number(verdict["low"], unit), number(verdict["high"], unit)
+        right = f" (right: {low if low == high else f'{low} to {high}'}{before})"
     outcome = verdict["outcome"]
     yield f"{MARKS[outcome]} {outcome:<13} {verdict['name']}: {value}{right}"
     if verdict["message"]:

@@ -75,8 +75,7 @@ class DrillDesk:
 
     def hint(self) -> None:
         """Print the next clue."""
-        clue = self._running.hint()
-        print(f"{clue['number']} of {clue['of']}: {clue['clue']}")
+        print(words.clue_text(self._running.hint()))
 
     def diagnose(self, option: str) -> None:
         """Name the cause; the last one named counts."""
