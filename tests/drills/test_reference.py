@@ -21,6 +21,14 @@ def test_who_holds_it_says_what_the_files_say(holder):
     assert block() in holder.read_text("utf-8"), "run `workbench drill reference --write`"
 
 
+def test_readme_folds_the_solutions_away_under_a_warning():
+    text = holders()[0].read_text("utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    assert before.rstrip().endswith("the solutions of all drills</summary>")
+    assert after.lstrip().startswith("</details>")
+    assert text.count("also run on a service that") == 1
+
+
 def test_writing_puts_it_between_the_marks_and_leaves_the_rest(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
