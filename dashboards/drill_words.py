@@ -59,12 +59,17 @@ def deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
     others += [_job(job) for job in facts["jobs"]]
     return {
         "runs": f"{'✓' if facts['running'] else '■ does not run'} {newest}",
-        "options": " · ".join(
-            "; ".join(f"{name} {value}" for name, value in options.items())
-            for options in facts["instances"]
-        ),
+        "options": _options(facts["instances"]),
         "others": "; ".join(others) or "nothing",
     }
+
+
+def _options(instances: list[dict[str, str]]) -> str:
+    """Write the options of each instance, by its number where there are several."""
+    told = ["; ".join(f"{name} {value}" for name, value in each.items()) for each in instances]
+    if len(told) == 1:
+        return told[0]
+    return " · ".join(f"instance {at}: {options}" for at, options in enumerate(told))
 
 
 def _job(job: dict[str, Any]) -> str:

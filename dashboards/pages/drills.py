@@ -244,11 +244,10 @@ def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str,
         "head": f"{'✓ Passed' if passed else '■ Not passed' if grade else '■ Ended'}: {points}",
         "tone": "good" if passed else "bad",
         "reason": result["reason"],
-        "clues": f"{count(result['clues'], 'clue')} taken, which cost no points."
-        if result.get("clues")
-        else "",
+        "title": result["title"],  # an incident's briefing keeps it back
+        "facts": _facts(result, briefing),
         "parts": [
-            (name, part["earned"], part["possible"])
+            (name, part["earned"], part["possible"], part.get("remark", ""))
             for name, part in (grade["parts"] if grade else {}).items()
         ],
         "cause": briefing.get("options", {}).get(result["cause"], result["cause"]),
@@ -259,6 +258,19 @@ def ending(result: dict[str, Any] | None, briefing: dict[str, Any]) -> dict[str,
             for name, found in result["proof"]["hashes"].items()
         ],
     }
+
+
+def _facts(result: dict[str, Any], briefing: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how the drill ended, after how long, with which clues, and the cause named."""
+    seconds = int(result["elapsed_s"])
+    named = briefing.get("options", {}).get(result["diagnosis"])
+    right = "✓" if result["diagnosis"] == result["cause"] else "✗"
+    clues = f"{count(result['clues'], 'clue')} taken, which cost no points"
+    return [
+        ("ended", f"{result['reason']}, after {seconds // 60}:{seconds % 60:02d}"),
+        ("clues", clues if result["clues"] else "none taken"),
+        ("cause named", f"{right} {named}" if named else "none"),
+    ]
 
 
 def _stages(room: DrillRoom) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import workbench.drills
-from dashboards import acts, drill_room
+from dashboards import acts, drill_room, drill_words
 from dashboards.app import frame_of
 from dashboards.course import MAX_POINTS
 from dashboards.drill_room import ENDED, NONE, RUNNING, DrillRoom
@@ -77,9 +77,10 @@ class FakeDrill:
 
     def finish(self, reason: str = "finished") -> dict[str, Any]:
         proof = {"before": "a" * 64, "after": "a" * 64, "equal": True}
-        part = {"earned": 30, "possible": 30}
+        part = {"earned": 30, "possible": 30, "remark": "counts only once repaired"}
         return {
-            "reason": reason, "cause": "hot-expert", "solution": "Because.",
+            "reason": reason, "cause": "hot-expert", "solution": "Because.", "clues": 2,
+            "diagnosis": self.named, "elapsed_s": 83.4, "title": "An end",
             "grade": {"passed": False, "points": 30, "possible": 100, "parts": {"cause": part}},
             "proof": {"restored": True, "hashes": {"weights": proof}},
         }  # fmt: skip
@@ -132,7 +133,7 @@ def test_all_drills_are_listed_with_their_symptom_and_nothing_that_gives_it_away
     for listed in workbench.drills.list():
         assert f'value="{listed["id"]}"' in skeleton
         scenario = workbench.drills.find(listed["id"])
-        assert scenario.title in skeleton
+        assert f'aria-label="Start {scenario.title}"' in skeleton
         assert scenario.solution[:40] not in skeleton and scenario.clues[0][:40] not in skeleton
 
 
@@ -364,11 +365,14 @@ def test_wrong_words_in_a_form_are_one_sentence_and_change_nothing(source, drill
 
 
 def test_the_end_shows_points_cause_and_the_proof_and_leads_back(source, drill):
-    page = visit(source, START, ("finish", ""))
+    page = visit(source, START, ("diagnose", {"option": "torn-table"}), ("finish", ""))
     skeleton = page.page.skeleton
     assert page.room.phase == ENDED and "■ Not passed: 30 of 100 points" in skeleton
     assert "Restored, proven by hash" in skeleton and "aaaaaaaaaaaaaaaa…" in skeleton
-    assert "Because." in skeleton
+    assert "Because." in skeleton and "counts only once repaired" in skeleton
+    assert "An end" in skeleton and "workbench drill report" in skeleton
+    assert "finished, after 1:23" in skeleton and "2 clues taken, which cost" in skeleton
+    assert "<dt>cause named</dt><dd>✗ " in skeleton, "none was right"
     page.room.leave()
     page.tick(anyway=True)
     assert page.room.phase == NONE and 'data-send="start"' in page.page.skeleton
@@ -431,3 +435,12 @@ def test_an_incident_is_a_surprise_of_its_level_and_remarks_are_kept(source, dri
     assert page.page.values["m0"] == "3 s · ann: layer 2?"
     visit(source, ("incident", "9"), ("remark", "x"))
     assert len(drill.remarks) == 1 and len(asked) == 1
+
+
+def test_options_of_several_instances_are_told_apart():
+    facts: dict[str, Any] = {"running": True, "starts": [], "ranks": {}, "jobs": []}
+    one, two = {"seed": "0"}, {"seed": "77"}
+    said = drill_words.deployment({"deployment": {**facts, "instances": [one]}})
+    assert said["options"] == "seed 0"
+    said = drill_words.deployment({"deployment": {**facts, "instances": [one, two]}})
+    assert said["options"] == "instance 0: seed 0 · instance 1: seed 77"

@@ -234,6 +234,7 @@ class Course(ABC):
             proof = self.restore()
         self.result = {
             "drill": self.scenario.id,
+            "title": self.scenario.title,
             "reason": reason,
             "grade": marks,
             "diagnosis": self.diagnosis,
