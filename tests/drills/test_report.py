@@ -30,6 +30,8 @@ def journal(bench):
 def test_a_page_needs_nothing_else_and_holds_marks_checks_and_proof(journal):
     html = page(journal)
     assert not re.search(r"(src|href)=|https?://|@import|url\(|<script", html)
+    (kept,) = (c for c in journal["checks"].values() if c["name"] == "The answers are as before")
+    assert f"{100 * kept['value']:.3g} %</td>" in html and "85 % to 100 %" in html
     assert "100 of 100" in html and "prefers-color-scheme: dark" in html
     for check in journal["checks"].values():
         assert check["name"] in html

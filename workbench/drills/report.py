@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.drills.words import MARKS
+from workbench.drills.words import MARKS, number
 
 _CLASSES = {"pass": "good", "fail": "bad", "could not run": "open"}
 _WIDTH, _HEIGHT = 640, 120
@@ -85,9 +85,10 @@ def _checks(checks: Mapping[str, Mapping[str, Any]]) -> str:
     lines = "".join(
         f"<tr class={_CLASSES[check['outcome']]}><td>{MARKS[check['outcome']]} "
         f"{_text(check['outcome'])}</td><td>{_text(check['name'])}<small>"
-        f"{_text(check['message'])}</small></td><td class=n>{_number(check['value'])}</td>"
-        f"<td class=n>{_number(check['low'])} to {_number(check['high'])}</td>"
-        f"<td class=n>{_number(check['steady'])}</td></tr>"
+        f"{_text(check['message'])}</small></td>"
+        f"<td class=n>{_number(check['value'], check['unit'])}</td><td class=n>"
+        f"{_number(check['low'], check['unit'])} to {_number(check['high'], check['unit'])}</td>"
+        f"<td class=n>{_number(check['steady'], check['unit'])}</td></tr>"
         for check in checks.values()
     )
     return (
@@ -115,7 +116,7 @@ def _chart(
     ]
     if not points:
         return ""
-    end = max(points[-1][0], 1.0)
+    end, unit = max(points[-1][0], 1.0), signal["unit"]
     low, high = map(float, signal["limits"])
     top: float = max(high, max(value for _, value in points), 1e-9) * 1.08
 
@@ -137,8 +138,8 @@ def _chart(
         if e["what"] == "act"
     )
     words = (
-        f"{_text(signal['name'])}: last {_number(points[-1][1])}, "
-        f"right {_number(low)} to {_number(high)}"
+        f"{_text(signal['name'])}: last {_number(points[-1][1], unit)}, "
+        f"right {_number(low, unit)} to {_number(high, unit)}"
     )
     return (
         f"<figure><svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img preserveAspectRatio=none>"
@@ -209,8 +210,8 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{_text(title)}</h2>{body}</section>"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+def _number(value: float | None, unit: str = "") -> str:
+    return "–" if value is None else number(value, unit)
 
 
 def _text(value: object) -> str:
