@@ -6,27 +6,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from workbench import paths
 from workbench.commands import drill_act
+from workbench.commands.drill_run import held, rehearsed
 from workbench.commands.scale import KeyFileOption
 from workbench.options import JsonOption, ModelOption, StateOption
 from workbench.output import print_json, say
-
-if TYPE_CHECKING:
-    from workbench.drills import Drill
 
 app = typer.Typer(help="Find and repair faults in a running engine.", no_args_is_help=True)
 app.add_typer(drill_act.app, name="act")
 
 DrillArgument = Annotated[str, typer.Argument(metavar="ID", help="A drill; see `drill list`.")]
-Where = tuple[str, str | None] | None
-"""The address of a service and a key for it, or an engine of the drill's own."""
-_LOOK_EVERY_S = 0.2
-_SIGNALS_EVERY_S = 5.0
 
 
 @app.command("list")
@@ -112,9 +106,9 @@ def run(
     if where is not None and model != paths.DEFAULT_MODEL:
         say("--model has no effect with --target: the service has a model of its own")
     if rehearse is not None:
-        result = _rehearse(drill, rehearse, model, seed, minutes, where)
+        result = rehearsed(drill, rehearse, model, seed, minutes, where)
     else:
-        result = _run(drill, state, model, seed, minutes, as_json, where=where)
+        result = held(drill, state, model, seed, minutes, as_json, where=where)
     if as_json:
         print_json(result)
     else:
@@ -144,7 +138,7 @@ def incident(
     from workbench.drills import surprise
     from workbench.drills.words import result_text
 
-    result = _run(surprise(level, seed), state, model, seed, minutes, as_json, surprise=True)
+    result = held(surprise(level, seed), state, model, seed, minutes, as_json, surprise=True)
     if as_json:
         print_json(result)
     else:
@@ -331,101 +325,3 @@ def reset(
             print(proof_text(done["proof"]))
     if done["found"] and not (done["proof"] and done["proof"]["restored"]):
         raise typer.Exit(1)
-
-
-# ---- running
-
-
-def _rehearse(
-    drill: str,
-    way: str,
-    model: str,
-    seed: int | None,
-    minutes: float | None,
-    where: Where,
-) -> dict[str, Any]:
-    from workbench.drills.files import find
-    from workbench.drills.on_service import on_service
-    from workbench.drills.opening import opened
-    from workbench.drills.rehearsal import rehearse
-
-    scenario = find(drill)
-    if where is None:
-        with opened(scenario, model=model, seed=seed, minutes=minutes) as session:
-            return rehearse(session, way)
-    with on_service(scenario, *where, seed=seed, minutes=minutes) as course:
-        return rehearse(course, way)
-
-
-def _run(
-    drill: str,
-    state: Path | None,
-    model: str,
-    seed: int | None,
-    minutes: float | None,
-    as_json: bool,
-    *,
-    surprise: bool = False,
-    where: Where = None,
-) -> dict[str, Any]:
-    """Hold the drill's process until it ends or a signal asks; return its result."""
-    from engine.errors import MachineError
-    from workbench.drills import find, start
-    from workbench.drills.client import own_name
-    from workbench.drills.store import Store
-    from workbench.drills.words import briefing_text
-    from workbench.lifecycle import Ended, ending_signals
-
-    find(drill)  # an unknown one is refused before anything starts
-    store = Store.at(state)
-    store.require_free()
-    with ending_signals():
-        try:
-            if not store.busy and (aside := store.set_aside()):
-                say(f"what an earlier drill left was damaged and has been set aside as {aside}")
-            what = "looking at the service" if where else "starting the engine"
-            say(f"{what} and taking the steady state; this takes a moment")
-            target, key = where or (None, None)
-            options: dict[str, Any] = {
-                "target": target,
-                "key": key,
-                "model": model,
-                "seed": seed,
-                "minutes": minutes,
-                "surprise": surprise,
-            }
-            with start(drill, state=state, who=own_name(), **options) as running:
-                try:
-                    briefing = briefing_text(running.briefing())
-                    say(briefing) if as_json else print(briefing, flush=True)
-                    say("\nThe drill runs. Work on it from a second terminal; Ctrl-C restores.")
-                    _hold(running, quiet=as_json)
-                except Ended as asked:
-                    return running.finish(f"ended by {asked.name}", graded=False)
-                result = running.journal().get("result")
-        except Ended:
-            raise KeyboardInterrupt from None
-    if not result:
-        raise MachineError(
-            "the drill's process has ended without a result, and its engine with it."
-        )
-    return dict(result)
-
-
-def _hold(running: Drill, *, quiet: bool) -> None:
-    """Wait until the drill's process ends; say now and then how its signals stand."""
-    import time
-    from contextlib import suppress
-
-    from engine.errors import RequestError
-    from workbench.drills.words import signals_line
-
-    shown_at = time.monotonic()
-    while running.running:
-        time.sleep(_LOOK_EVERY_S)
-        if quiet or time.monotonic() - shown_at < _SIGNALS_EVERY_S:
-            continue
-        with suppress(RequestError):  # it may end between two looks
-            state = running.state()
-            say(f"{state['elapsed_s']:6.0f} s  {signals_line(state) or 'gathering rows'}")
-        shown_at = time.monotonic()
