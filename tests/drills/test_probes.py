@@ -23,6 +23,8 @@ from workbench.drills.probes import (
     Readings,
     Unreadable,
     answers_kept,
+    instances_agree,
+    instances_draw_alike,
     misplaced_rows,
     route_change_rate,
     unplanned_table,
@@ -160,6 +162,14 @@ def test_answers_are_compared_one_by_one():
     assert answers_kept(seen) == 0.75
     with pytest.raises(Unreadable, match="no answers"):
         answers_kept(readings(FakeTrace([[0, 1]])))
+
+
+def test_instances_of_other_seeds_agree_when_asked_and_not_when_drawn():
+    def ask(instance=0, *, drawn=False):
+        return [5, 6, 7, 8] if instance == 0 or not drawn else [5, 6, 0, 8]
+
+    seen = readings(FakeTrace([[0, 1]]), ask=ask)
+    assert instances_agree(seen) == 1 and instances_draw_alike(seen) == 0.75
 
 
 def probe(func, low, high, kind="range", **arguments):

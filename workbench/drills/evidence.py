@@ -212,8 +212,12 @@ class Evidence:
         self._known = tuple(self.ask())
         self._choices = self._chosen()
 
-    def ask(self, instance: int = 0) -> list[int]:
+    def ask(self, instance: int = 0, *, drawn: bool = False) -> list[int]:
         """Ask every question, the first instance beside its traffic.
+
+        Args:
+            instance: 0 is the first.
+            drawn: whether answers are drawn even where the drill asks for the likeliest.
 
         Returns:
             The first token of each answer, or all drawn tokens of each where answers are drawn.
@@ -222,9 +226,10 @@ class Evidence:
             Unreadable: the engine does not run, or ends meanwhile.
         """
         if instance == 0:
-            return self._asked(self._deployment.engine, self.step)
+            return self._asked(self._deployment.engine, self.step, drawn=drawn)
         other = self._deployment.others[instance - 1]
-        return self._asked(other, other.step if other is not None else list, instance)
+        step = other.step if other is not None else list
+        return self._asked(other, step, instance, drawn=drawn)
 
     def ask_gateway(self) -> int:
         """Ask one question after the other as the gateway does; return how many are answered."""
@@ -257,14 +262,19 @@ class Evidence:
         )
 
     def _asked(
-        self, engine: Engine | None, step: Callable[[], list[RequestOutput]], instance: int = 0
+        self,
+        engine: Engine | None,
+        step: Callable[[], list[RequestOutput]],
+        instance: int = 0,
+        *,
+        drawn: bool = False,
     ) -> list[int]:
         from engine import SamplingParams
 
         if engine is None:
             raise Unreadable("the engine does not run, so nothing can be asked.")
         params = SamplingParams(max_tokens=1, ignore_eos=True)
-        if self._sampled:
+        if self._sampled or drawn:
             params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, ignore_eos=True)
         # What is drawn follows from the instance's seed and the question, as at a gateway that
         # gives each text a seed of its own.

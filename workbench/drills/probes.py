@@ -173,6 +173,13 @@ def instances_agree(readings: Readings, instance: int = 1) -> float:
     return float((np.asarray(first) == np.asarray(other)).mean())
 
 
+@probe("share", "tokens that two instances draw alike for known questions / tokens", live=False)
+def instances_draw_alike(readings: Readings, instance: int = 1) -> float:
+    """Return the share of tokens that two instances draw alike, each by its own seed."""
+    first, other = readings.ask(drawn=True), readings.ask(instance, drawn=True)
+    return float((np.asarray(first) == np.asarray(other)).mean())
+
+
 @probe("share", "known questions another instance answers as the first did / questions", live=False)
 def other_answers_kept(readings: Readings, instance: int = 1) -> float:
     """Return the share of tokens another instance answers as the first did before the drill."""

@@ -42,7 +42,10 @@ class Readings:
     planned: Mapping[str, object]
     """The newest entry of the change record: `version` and `sha256` of the table as planned."""
     ask: Callable[..., Sequence[int]] = field(repr=False)
-    """Asks an instance (0 is the first) the known questions; returns the tokens it answered."""
+    """Asks an instance (0 is the first) the known questions; returns the tokens it answered.
+
+    With `drawn` they are answered at temperature 1, whatever the drill else asks for.
+    """
     known: Sequence[int] = ()
     """The answers the engine gave before the drill."""
     answered_of: Callable[[], tuple[int, int]] = field(default=lambda: (0, 0), repr=False)
