@@ -56,7 +56,7 @@ def test_record_takes_prompts_from_a_file_line_by_line(workbench, tmp_path):
 
 def test_info_says_what_is_in_the_file(workbench, file):
     report, trace = workbench("trace", "info", file, "--json").json, load(file)
-    assert report["version"] == 4 and report["model"] == "polyglot-moe"
+    assert report["version"] == 5 and report["model"] == "polyglot-moe"
     assert (report["steps"], report["rows"]) == (trace.num_steps, trace.num_rows)
     assert report["bytes"] == file.stat().st_size
     assert np.array(report["expert_counts"]).sum() == trace.num_rows * 4 * 2
