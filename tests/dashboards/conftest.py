@@ -1,17 +1,22 @@
-"""A source whose frames a test chooses, made by the same sums as live ones."""
+"""A source whose frames a test chooses, made by the same sums as live ones; and a drill's page."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import workbench.drills
+from dashboards.drill_room import DrillRoom
+from dashboards.pages.drills import Drills
 from dashboards.source import Point, Snapshot
+from engine.errors import MachineError
 from engine.events import Event
 from engine.runtime.telemetry import Aggregator, Message
+from tests.dashboards.fake_drill import FakeDrill
 from workbench.trace import Recorder, Trace
 from workbench.trace.synthetic import SyntheticEngine
 
@@ -80,3 +85,16 @@ class FakeSource:
 @pytest.fixture
 def source() -> FakeSource:
     return FakeSource()
+
+
+@pytest.fixture
+def drill(monkeypatch) -> Iterator[FakeDrill]:
+    fake = FakeDrill(workbench.drills.find("hot-expert").briefing)
+
+    def absent(*_: object) -> None:
+        raise MachineError("no drill is running.")
+
+    monkeypatch.setattr(workbench.drills, "start", lambda drill, **options: fake)
+    monkeypatch.setattr(workbench.drills, "attach", absent)
+    monkeypatch.setattr(Drills, "room", DrillRoom())
+    yield fake
