@@ -162,13 +162,17 @@ def test_an_observation_shows_load_by_device_and_expert_and_both_hashes():
         "policy": {"banned": [(0, 1)]},
     }
     text = observation_text(seen)
-    assert "of 1,234 token rows measured since the last act\n" in text
+    assert "\n1,234 token rows measured since the last act\nrows by layer and device\n" in text
     more = observation_text(seen | {"most_rows": 4096})
     assert "since the last act, the newest 4,096 at most\n" in more
     assert "  layer 1:     9     10" in text and "  layer 0:     1      2      3" in text
     assert f"version 3, hash with its version {'d' * 12}\n" in text
     assert f"version 2, hash with its version {'e' * 12}\n" in text
-    assert text.endswith("policy   {'banned': [(0, 1)]}")
+    assert text.endswith("policy   banned [(0, 1)]")
+    still = observation_text(seen | {"rows": 0, "device_rows": []})
+    assert "no token row has run since the last act\ntable " in still
+    unset = {"banned": [], "smoothing": 0.0, "capacity_factor": None}
+    assert observation_text(seen | {"policy": unset}).endswith("policy   nothing set")
 
 
 def test_a_debrief_says_who_did_what_and_how_long_it_took():

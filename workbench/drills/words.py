@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workbench.output import count
@@ -12,6 +13,9 @@ MARKS = {"pass": "✓", "fail": "✗", "could not run": "?"}
 
 MOST_TOLD = 8
 """Remarks and acts of others shown beside the signals."""
+
+_WIDTH = 92
+"""Where a long text is broken: JupyterLab breaks in the middle of a word."""
 
 Answer = Mapping[str, Any]
 
@@ -38,12 +42,11 @@ def observation_text(seen: Answer) -> str:
         (
             verdicts_text(seen["signals"]),
             "",
-            f"rows by layer and device, of {_measured(seen)}",
-            *_grid(seen["device_rows"]),
-            "rows by layer and expert",
-            *_grid(seen["expert_counts"]),
+            _measured(seen),
+            *_grid("rows by layer and device", seen["device_rows"]),
+            *_grid("rows by layer and expert", seen["expert_counts"] if seen["rows"] else ()),
             *_table(seen["table"]),
-            f"policy   {seen['policy']}",
+            f"policy   {_policy(seen['policy'])}",
             *_deployment(seen.get("deployment"), _pace(seen)),
             *_files(seen.get("files")),
             *(f"change   {change}" for change in seen.get("changes", ())),
@@ -58,7 +61,15 @@ def _table(table: Answer | None) -> Iterable[str]:
         yield f"{name} version {one['version']}, hash with its version {one['sha256'][:12]}"
 
 
+def _policy(policy: Answer) -> str:
+    """Write what is set, by name: `smoothing 1.2, banned [[0, 3]]`."""
+    set_now = [f"{name} {value}" for name, value in policy.items() if value]
+    return ", ".join(set_now) or "nothing set"
+
+
 def _measured(seen: Answer) -> str:
+    if not seen["rows"]:
+        return "no token row has run since the last act"
     most = f", the newest {seen['most_rows']:,} at most" if seen.get("most_rows") else ""
     return f"{seen['rows']:,} token rows measured since the last act{most}"
 
@@ -152,7 +163,8 @@ def result_text(result: Answer) -> str:
             for name, part in parts.items()
         ]
         lines[-1] += f": {'passed' if marks['passed'] else 'not passed'}"
-        lines += ["", *_named(result), *_checked(result), result["solution"]]
+        lines += ["", *_named(result), *_checked(result)]
+        lines += textwrap.wrap(result["solution"], _WIDTH)
     return "\n".join((*lines, "", proof_text(result["proof"])))
 
 
@@ -186,26 +198,37 @@ def clue_text(clue: Answer) -> str:
 
 def debrief_text(journal: Answer) -> str:
     """Write who did what when, and how long it took to name the cause and to repair it."""
-    events = journal.get("events", [])
     lines = [f"{journal['briefing']['title']}: who did what"]
-    for event in events:
+    for at_s, who, said in debrief_lines(journal):
+        lines.append(f"  {at_s:>7.1f} s  {f'{who}: ' if who else ''}{said}")
+    lines += ["", *(f"  {name:<22} {when}" for name, when in debrief_moments(journal).items())]
+    return "\n".join(lines)
+
+
+def debrief_lines(journal: Answer) -> list[tuple[float, str, str]]:
+    """Return when something was done, by whom ("" without a name), and what, oldest first."""
+    lines = []
+    for event in journal.get("events", []):
         if event["at_s"] < 0 or event["what"] in ("undo registered", "steady"):
             continue
         keys = ("said", "option", "reason", "number")
         said = next((str(event[key]) for key in keys if key in event), "")
         if event["what"] == "check":
             said = _outcomes(event["outcomes"])
-        who = f"{event['who']}: " if event.get("who") else ""
-        lines.append(f"  {event['at_s']:>7.1f} s  {who}{event['what']} {said}".rstrip())
-    moments = {
-        "first look at a cause": _first(events, "diagnosis"),
-        "first change": _first(events, "act"),
-        "checks passed": next((e["at_s"] for e in events if _all_pass(e)), None),
-    }
-    lines += ["", *(f"  {name:<22} {_at(when)}" for name, when in moments.items())]
+        lines.append((event["at_s"], event.get("who", ""), f"{event['what']} {said}".rstrip()))
+    return lines
+
+
+def debrief_moments(journal: Answer) -> dict[str, str]:
+    """Return how long it took to name a cause, to change something, to pass; and who took part."""
+    events = journal.get("events", [])
     names = sorted({event["who"] for event in events if event.get("who")})
-    lines.append(f"  {'took part':<22} {', '.join(names) or 'nobody by name'}")
-    return "\n".join(lines)
+    return {
+        "first look at a cause": _at(_first(events, "diagnosis")),
+        "first change": _at(_first(events, "act")),
+        "checks passed": _at(next((e["at_s"] for e in events if _all_pass(e)), None)),
+        "took part": ", ".join(names) or "nobody by name",
+    }
 
 
 def _outcomes(outcomes: Mapping[str, str]) -> str:
@@ -245,7 +268,10 @@ def proof_text(proof: Answer) -> str:
     return "\n".join((f"The engine is {word}:", *lines))
 
 
-def _grid(rows: Iterable[Iterable[int]]) -> Iterable[str]:
+def _grid(title: str, rows: Sequence[Iterable[int]]) -> Iterable[str]:
+    """Write a title and a line for each layer; nothing where there is none."""
+    if rows:
+        yield title
     for layer, counts in enumerate(rows):
         yield f"  layer {layer}: {'  '.join(f'{number:>5}' for number in counts)}"
 

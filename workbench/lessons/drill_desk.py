@@ -14,6 +14,7 @@ the buttons are there and do nothing.
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -99,10 +100,11 @@ class DrillDesk:
         options = {text: name for name, text in self.scenario.options.items()}
         cause = ipywidgets.Dropdown(options=options, layout={"width": "60%"})
         act = ipywidgets.Dropdown(options=_offered(self.scenario.id))
-        values, does = ipywidgets.Text(), ipywidgets.Label()
+        values, does = ipywidgets.Text(), ipywidgets.HTML()
 
         def explain(_: object = None) -> None:
-            does.value, values.placeholder = usage(act.value)
+            said, values.placeholder = usage(act.value)
+            does.value = html.escape(said)
 
         act.observe(explain, "value")
         explain()
@@ -118,9 +120,9 @@ class DrillDesk:
                         self._button(
                             "Do it", lambda: self.act(act.value, **arguments_of(values.value))
                         ),
-                        does,
                     ]
                 ),
+                does,
                 row([self._button("Check", self.check), self._button("Finish", self.finish)]),
                 self._said,
             ]
@@ -155,7 +157,6 @@ class DrillDesk:
     def _say(self, work: Callable[[], None]) -> None:
         """Do something and show what it prints; a refusal is shown too."""
         import contextlib
-        import html
         import io
 
         heard = io.StringIO()
