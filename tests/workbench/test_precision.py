@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.commands.precision import _show_worth
 from workbench.precision import calibrate, engines, texts
+from workbench.precision import told as show
 from workbench.precision.probe import run
 from workbench.precision.speed import SIZES, WAYS, run_by_run, runs_of, verdict
 
@@ -85,7 +85,7 @@ def test_calibrate_and_report_from_the_command_line(workbench, tmp_path, capfd):
     assert quality["units"]["rows"] == 8 * 16 * 4 * 2
     for perplexity in quality["perplexity_by_domain"].values():
         assert perplexity["mixed"] == pytest.approx(perplexity["full"], rel=0.25)
-    _show_worth(told)
+    show.quality(quality)
     text = capfd.readouterr().out
     assert f"{quality['int8_share_of_units']:.1%} of units in INT8" in text
     report = workbench(

@@ -11,6 +11,7 @@ import torch
 
 from engine import Engine
 from engine.routing.precision import KINDS, Thresholds
+from workbench.precision.calibrate import Say
 from workbench.precision.probe import Pass, relative, run
 
 SIZES = (8, 16)
@@ -18,14 +19,20 @@ SIZES = (8, 16)
 
 
 def compare(
-    engine: Engine, thresholds: Thresholds, by_domain: Mapping[str, list[list[int]]]
+    engine: Engine,
+    thresholds: Thresholds,
+    by_domain: Mapping[str, list[list[int]]],
+    say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Return perplexities in full precision, all in INT8 and mixed, errors by layer, and shares.
 
     `error` of a layer is how far its experts alone are off in INT8 on the same input, `moved` how
-    far what the layer puts out, with all that came before, has moved from full precision.
+    far what the layer puts out, with all that came before, has moved from full precision. `say` is
+    told what goes on.
     """
     windows = [window for some in by_domain.values() for window in some]
+    num_tokens = sum(len(window) - 1 for window in windows)
+    say(f"running {num_tokens} tokens held out in full precision, all in INT8, and mixed")
     engine.control.set_precision("model", thresholds)
     full = run(engine, windows, errors=True, hidden=True)
     engine.control.set_precision("int8")
@@ -35,6 +42,7 @@ def compare(
     domains = np.repeat(
         list(by_domain), [sum(len(w) - 1 for w in some) for some in by_domain.values()]
     )
+    say(f"running them by kind and size of unit: {' and '.join(KINDS)}, {SIZES[0]} and {SIZES[1]}")
     kinds = [
         _units(engine, thresholds, windows, full, kind, size) for kind in KINDS for size in SIZES
     ]

@@ -136,26 +136,36 @@ WAYS = (
 )
 
 
+def compare_sizes(shapes: Sequence[dict[str, Any]]) -> dict[str, list[tuple[str, str, float]]]:
+    """Compare units of 8 to 16 rows with the best other size.
+
+    Returns:
+        by way: of each shape its name, the comparison in words, and how many times as long it takes
+        one row at a time.
+    """
+    return {words: [_compared(shape, way) for shape in shapes] for way, words in WAYS}
+
+
 def verdict(shapes: Sequence[dict[str, Any]]) -> str:
     """Say with numbers whether units of 8 to 16 rows are best here, a sentence for each way."""
     sentences = []
-    for way, words in WAYS:
-        told = []
-        for shape in shapes:
-            times = {row["unit_rows"]: row[way] for row in shape["by_size"]}
-            guide = min(times[size] for size in GUIDE)
-            outside = min((size for size in times if size not in GUIDE), key=lambda n: times[n])
-            lead = times[outside] / guide - 1
-            how = (
-                f"lead by {lead:.0%}"
-                if lead > NOISE
-                else f"lose to {outside} by {guide / times[outside] - 1:.0%}"
-                if lead < -NOISE
-                else f"equal {outside}"
-            )
-            told.append(f"{shape['name']}: {how}, one row at a time {times[1] / guide:.2f} times")
+    for words, compared in compare_sizes(shapes).items():
+        told = [f"{name}: {how}, one row at a time {one:.2f} times" for name, how, one in compared]
         sentences.append(f"8 to 16 rows, {words}: {'; '.join(told)}.")
     return " ".join(sentences)
+
+
+def _compared(shape: dict[str, Any], way: str) -> tuple[str, str, float]:
+    times = {row["unit_rows"]: row[way] for row in shape["by_size"]}
+    guide = min(times[size] for size in GUIDE)
+    outside = min((size for size in times if size not in GUIDE), key=lambda n: times[n])
+    lead = times[outside] / guide - 1
+    how = f"equal {outside}"
+    if lead > NOISE:
+        how = f"lead by {lead:.0%}"
+    elif lead < -NOISE:
+        how = f"lose to {outside} by {guide / times[outside] - 1:.0%}"
+    return shape["name"], how, times[1] / guide
 
 
 def _shape(shape: Shape, suits_T: npt.NDArray[np.bool_], rounds: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -12,9 +13,10 @@ from engine.routing.precision import Thresholds, classes_of
 from engine.routing.precision.predictor import Predictor
 from workbench.bench.machine import machine
 from workbench.precision import quality, speed, texts
+from workbench.precision.calibrate import Say
 
 
-def report(
+def parts(
     engine: Engine,
     heard: speed.Listener,
     thresholds: Thresholds,
@@ -22,8 +24,9 @@ def report(
     windows: int,
     length: int,
     rounds: int,
-) -> dict[str, Any]:
-    """Measure on held-out text; without rounds nothing is timed.
+    say: Say = lambda text: None,
+) -> Iterator[tuple[str, Any]]:
+    """Measure on held-out text, part by part; without rounds nothing is timed.
 
     Args:
         engine: opened with precision auto.
@@ -32,21 +35,29 @@ def report(
         windows: stretches of text of each domain.
         length: tokens of each.
         rounds: repetitions of the timing.
+        say: is told what goes on.
+
+    Yields:
+        the name and the value of each part of the report, when it is ready.
     """
     by_domain = texts.windows(engine.tokenizer, "heldout", windows, length)
-    found: dict[str, Any] = {"quality": quality.compare(engine, thresholds, by_domain)}
+    yield "quality", quality.compare(engine, thresholds, by_domain, say)
     experts: list[dict[str, Any]] = []
     steps: dict[str, Any] = {}
     if rounds:
         prompts = [some[0] for some in by_domain.values()]
         layer, suits_T = typical(engine, thresholds, prompts)
+        say("timing experts by themselves, by unit size")
         experts = speed.experts_by_size(suits_T, 2 * rounds, threads=engine.config.num_threads)
+        yield "suits", {"layer": layer, "share_of_tokens": float(suits_T.mean())}
+    yield "experts", experts
+    if rounds:
+        say("timing whole steps, by format and unit size")
         steps = speed.steps_by_size(engine, heard, thresholds, prompts, rounds)
         engine.control.set_precision("auto", thresholds)
-        found["suits"] = {"layer": layer, "share_of_tokens": float(suits_T.mean())}
-    verdict = speed.verdict(experts) if experts else ""
-    found |= {"experts": experts, "steps": steps, "verdict": verdict}
-    return found | {"machine": machine()}
+    yield "steps", steps
+    yield "verdict", speed.verdict(experts) if experts else ""
+    yield "machine", machine()
 
 
 def typical(
