@@ -9,7 +9,7 @@ from engine.events import CAUSES, STAGES, ControlEvent
 from engine.routing.placement import contiguous
 from workbench.drills.probes import rows_a_token
 from workbench.drills.probes_deploy import recovered_rows
-from workbench.drills.probes_time import prompt_stage_ratio, prompt_stage_share
+from workbench.drills.probes_time import prompt_stage_ratio
 from workbench.drills.readings import Readings, Unreadable
 
 
@@ -46,15 +46,13 @@ PROMPTS = {"prefill": [5, 0, 5, 0, 5], "select": [1, 9, 2, 9, 3], "gate": [0.5, 
 
 def test_a_stage_is_measured_where_a_prompt_runs_and_nowhere_else():
     seen = readings(FakeTrace(**PROMPTS))
-    assert prompt_stage_share(seen, stage="select", rows=50) == pytest.approx(0.2)
     assert prompt_stage_ratio(seen, stage="select", other="gate", rows=50) == pytest.approx(4)
 
 
 def test_few_prompts_or_an_unreported_stage_say_nothing():
     few = readings(FakeTrace(**PROMPTS | {"prefill": [5, 0, 0, 0, 5]}))
-    for probe, more in ((prompt_stage_share, {}), (prompt_stage_ratio, {"other": "gate"})):
-        with pytest.raises(Unreadable, match="too few steps with prompts"):
-            probe(few, stage="select", rows=50, **more)
+    with pytest.raises(Unreadable, match="too few steps with prompts"):
+        prompt_stage_ratio(few, stage="select", other="gate", rows=50)
     with pytest.raises(Unreadable, match="draft was not reported"):
         prompt_stage_ratio(readings(FakeTrace(**PROMPTS)), stage="select", other="draft", rows=50)
 

@@ -36,19 +36,13 @@ def stage_share(readings: Readings, stage: str, rows: int = ROWS) -> float:
     return float(np.median(_stage(trace, stage) / trace.columns["steps/duration_ms"]))
 
 
-@probe("share", "median over steps with prompts of stage / step")
-def prompt_stage_share(readings: Readings, stage: str, rows: int = ROWS) -> float:
-    """Return the share that one stage takes of a step that runs a prompt."""
-    trace = enough(readings, rows)
-    share = _stage(trace, stage) / trace.columns["steps/duration_ms"]
-    return float(np.median(share[_prompted(trace)]))
-
-
 @probe("ratio", "median over steps with prompts of stage / other stage")
 def prompt_stage_ratio(readings: Readings, stage: str, other: str, rows: int = ROWS) -> float:
     """Return how much longer one stage takes than another, in steps that run a prompt.
 
-    Whatever slows the machine slows both.
+    Of two stages that each end within a millisecond, other work on the machine stretches few, so
+    the median is the same beside it; a stage's share of a step, which is stretched every time, is
+    not.
     """
     trace = enough(readings, rows)
     own, by = _stage(trace, stage)[_prompted(trace)], _stage(trace, other)[_prompted(trace)]
