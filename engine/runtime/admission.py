@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.config import EngineConfig, SamplingParams
 from engine.errors import RequestError
@@ -28,24 +29,27 @@ class Admission:
     """Longest prompt + output, in tokens."""
     homes: Callable[[], SequenceOf[int]]
     """The devices that can own a sequence, now."""
+    _ids: Iterator[int] = field(default_factory=itertools.count)
 
     def admit(
         self,
         prompt: str | SequenceOf[int],
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
-        request_id: int,
+        request_id: int | None = None,
         label: str = "",
         watch: SequenceOf[int] = (),
         priority: int = 0,
     ) -> Sequence:
-        """Turn a request into a sequence.
+        """Turn a request into a sequence; without params greedy, without an id the next one.
 
         Raises:
             RequestError: the prompt is empty, too long with its output, or holds a bad token id;
                 or a watched position lies outside the prompt and its output; or the priority is no
                 whole number from -MAX_PRIORITY to MAX_PRIORITY.
         """
+        params = params or SamplingParams()
+        request_id = next(self._ids) if request_id is None else request_id
         token_ids = self._token_ids(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         length = len(token_ids) + max_tokens

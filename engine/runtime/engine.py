@@ -9,13 +9,10 @@ One process, one model, N logical devices. `step` is called by one thread; `add`
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -23,10 +20,7 @@ import torch
 
 from engine.checkpoint.load import check_fit, read_config
 from engine.cluster.devices import check_devices
-from engine.cluster.launch import RankLostError, Ranks
-from engine.cluster.messages import Ask
 from engine.cluster.rank import Rank, target_of
-from engine.cluster.weights import weights_sha256
 from engine.config import EngineConfig, ModelConfig, SamplingParams
 from engine.errors import RequestError, RoutingError
 from engine.events import NullSink, Sink
@@ -38,21 +32,20 @@ from engine.model.step import StageClock
 from engine.model.transformer import Transformer
 from engine.routing.survivors import Roles
 from engine.routing.table import RoutingTable
+from engine.runtime import books
 from engine.runtime.admission import Admission
 from engine.runtime.announcer import Announcer
-from engine.runtime.canary import Canary
+from engine.runtime.computing import computing
 from engine.runtime.control import Control
+from engine.runtime.crew import Crew
 from engine.runtime.deciding import Deciding
 from engine.runtime.door import Door
 from engine.runtime.draft.drafter import Drafter
 from engine.runtime.draft.load import check_draft, open_drafter
-from engine.runtime.membership import Membership
-from engine.runtime.migration import Migration
 from engine.runtime.outbox import Outbox
-from engine.runtime.ranked import RankedRunner
 from engine.runtime.results import Completion, EngineStats, RequestOutput
-from engine.runtime.runner import Runner, StepResult, Terms
-from engine.runtime.scheduler import Chunk, Schedule, Scheduler
+from engine.runtime.runner import Runner, Terms
+from engine.runtime.scheduler import Scheduler
 from engine.runtime.sequence import Sequence
 from engine.runtime.start import max_model_len, own_rank, routing, tokenizer_of
 
@@ -62,10 +55,8 @@ __all__ = ["Completion", "Engine", "EngineStats", "RequestOutput"]
 class Engine:
     """Runs requests through a model by continuous batching."""
 
-    _runner: Runner | RankedRunner
+    _runner: Runner | Crew
     _drafter: Drafter | None = None
-    _ranks: Ranks | None = None
-    _membership: Membership | None = None
 
     def __init__(
         self, config: EngineConfig, *, sink: Sink | None = None, faults: Faults | None = None
@@ -114,7 +105,6 @@ class Engine:
             config.num_ranks, config.drill, config.deterministic, config.precision == "auto"
         )
         self.control = Control(table, policy, self.faults, self.sink, self.stats, door)
-        self._request_ids = itertools.count()
         self._steps = 0
         self._deciding = Deciding()
         self._bad_rows = 0
@@ -122,7 +112,14 @@ class Engine:
         if own is not None:
             self._on_own(own, draft, num_positions)
         else:
-            self._on_ranks(Ranks(config, num_positions, table), door)
+            self._runner = Crew(
+                *(config, model, num_positions),
+                scheduler=self._scheduler,
+                control=self.control,
+                door=door,
+                roles=self._roles,
+                faults=self.faults,
+            )
         give_ranges(
             [("schedule", self._scheduler, "schedule"), ("postprocess", self._outbox, "take")]
         )
@@ -136,9 +133,7 @@ class Engine:
     @property
     def ranks(self) -> Mapping[int, int]:
         """The process id of each living rank; empty in one process."""
-        if self._ranks is None:
-            return {}
-        return {rank: self._ranks.pid(rank) for rank in self._ranks.members}
+        return self._runner.pids
 
     @property
     def moe(self) -> list[MoE]:
@@ -154,9 +149,7 @@ class Engine:
         Raises:
             RequestError: it stands in other processes.
         """
-        if not isinstance(self._runner, Runner):
-            raise RequestError("the model is spread over ranks here; ranks = 1 to look at it.")
-        return self._runner.rank.model
+        return self._own(RequestError, "a look at the model").rank.model
 
     @property
     def has_work(self) -> bool:
@@ -188,7 +181,9 @@ class Engine:
             RequestError: the prompt is empty, too long with its output, or holds a bad id; or the
                 priority is out of range.
         """
-        return self._queue(self._admit(prompt, params, label, watch, priority))
+        return self._queue(
+            self._admission.admit(prompt, params, label=label, watch=watch, priority=priority)
+        )
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; an id that has ended or never was is ignored."""
@@ -209,7 +204,7 @@ class Engine:
         changes = self.control.changes
         if self.config.prefix_reuse:
             self._scheduler.conditions = self.control.conditions
-        self._follow_orders()
+        self._runner.before_step()
         self._abort_asked()
         schedule = self._scheduler.schedule()
         for sequence in schedule.preempted:
@@ -217,18 +212,19 @@ class Engine:
         if not schedule.chunks:
             return
         clock.mark("schedule")
-        with self._compute():
+        with computing(self.config):
             if self._drafter is not None:
                 policy = self.control.in_force.policy
                 # What smoothing and a capacity do to a row depends on the rows before it.
                 silent = bool(policy.smoothing) or policy.capacity_factor is not None
                 self._drafter.propose(schedule, clock, silent=silent)
-            result = self._run(schedule, clock)
+            terms = Terms(self.table, self.control.in_force, self.sink.enabled)
+            result = self._runner.run(schedule, terms, clock)
             if result is None:
                 return
             unchanged = changes == self.control.changes
-            self._account(schedule.chunks, self._scheduler.conditions if unchanged else None)
-            self._account_precision(result)
+            conditions = self._scheduler.conditions if unchanged else None
+            books.enter(result, self._scheduler, conditions)
             self._outbox.take(result)
             if self._drafter is not None:
                 clock.mark("postprocess")
@@ -256,7 +252,7 @@ class Engine:
         Raises:
             RequestError: a prompt cannot be admitted; none is run then.
         """
-        admitted = [self._admit(prompt, params, label) for prompt in prompts]
+        admitted = [self._admission.admit(prompt, params, label=label) for prompt in prompts]
         return self.finish([self._queue(sequence) for sequence in admitted])
 
     def finish(self, request_ids: SequenceOf[int]) -> list[Completion]:
@@ -295,16 +291,15 @@ class Engine:
         Raises:
             RequestError: the prompt cannot be admitted, or other requests are under way.
         """
-        if not isinstance(self._runner, Runner):
-            raise RequestError("logits of all positions need an engine in one process; ranks = 1.")
+        runner = self._own(RequestError, "the logits of all positions")
         sequence = self._admission.admit(prompt, SamplingParams(max_tokens=0), request_id=-1)
         rows = []
         try:
-            with self._compute():
+            with computing(self.config):
                 for start in range(0, len(sequence.token_ids), self.config.max_step_tokens):
                     schedule = self._scheduler.borrow(sequence, start)
                     terms = Terms(self.table, self.control.in_force)
-                    rows.append(self._runner.all_logits(schedule, terms))
+                    rows.append(runner.all_logits(schedule, terms))
         finally:
             self._scheduler.remove(sequence)
         return np.asarray(torch.cat(rows).cpu().numpy())
@@ -317,9 +312,7 @@ class Engine:
         Raises:
             RoutingError: the engine runs on ranks.
         """
-        if not isinstance(self._runner, Runner):
-            raise RoutingError("look-ups can be switched in one process only; ranks = 1.")
-        self._runner.rank.look_up(max_rows)
+        self._own(RoutingError, "switching look-ups").rank.look_up(max_rows)
 
     def predict_ahead(self, on: bool) -> None:
         """Predict formats and a draft's worth ahead from the next step on, or when asked for.
@@ -329,20 +322,15 @@ class Engine:
         Raises:
             RoutingError: the engine runs on ranks.
         """
-        if not isinstance(self._runner, Runner):
-            raise RoutingError("predicting ahead can be switched in one process only; ranks = 1.")
-        if self._runner.rank.precision is not None:
-            self._runner.rank.precision.ahead = on
+        rank = self._own(RoutingError, "switching predictions ahead").rank
+        if rank.precision is not None:
+            rank.precision.ahead = on
         if self._drafter is not None:
             self._drafter.policy.ahead = on
 
     def weights_sha256(self) -> str:
         """Hash every parameter as it stands in memory, for proofs that none has changed."""
-        if self._ranks is None:
-            assert isinstance(self._runner, Runner)
-            return weights_sha256(self._runner.rank.model)
-        shares = self._ranks.ask_all(Ask("weights_sha256"))
-        return hashlib.sha256(repr(sorted(shares.items())).encode()).hexdigest()
+        return self._runner.weights_sha256()
 
     def census(self) -> dict[int, dict[str, int]]:
         """Ask each rank for the memory it occupies and the collectives it has joined.
@@ -352,18 +340,13 @@ class Engine:
         Returns:
             by rank `resident_bytes` and `collectives`.
         """
-        if self._ranks is None:
-            return {}
-        names = ("resident_bytes", "collectives")
-        found = {name: self._ranks.ask_all(Ask(name)) for name in names}
-        return {rank: {name: found[name][rank] for name in names} for rank in self._ranks.members}
+        return self._runner.census()
 
     def close(self) -> None:
         """Abort what still waits or runs, so that listeners learn of it; again does nothing."""
         self._outbox.abort()
         self._outbox.read()
-        if self._ranks:
-            self._ranks.close()
+        self._runner.close()
 
     def stats(self) -> EngineStats:
         """Return how busy the engine is."""
@@ -383,27 +366,6 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
         )
 
-    def _run(self, schedule: Schedule, clock: StageClock) -> StepResult | None:
-        """Run one schedule; None when ranks were lost and nothing of it counts."""
-        terms = Terms(self.table, self.control.in_force, self.sink.enabled)
-        if self._membership is None:
-            return self._runner.run(schedule, terms, clock)
-        try:
-            result = self._runner.run(schedule, terms, clock)
-        except RankLostError as error:
-            self._membership.after(error, schedule)
-            return None
-        self._membership.succeeded()
-        return result
-
-    def _follow_orders(self) -> None:
-        if self._membership is None:
-            return
-        try:
-            self._membership.before_step()
-        except RankLostError as error:
-            self._membership.after(error)
-
     def _on_own(self, own: Rank, draft: ModelConfig | None, num_positions: int) -> None:
         """Run the steps in this process, with a draft if there is one."""
         self._runner = Runner(own)
@@ -412,38 +374,19 @@ class Engine:
                 self.config, draft, self._scheduler, own.cache, self.faults, num_positions
             )
 
-    def _on_ranks(self, ranks: Ranks, door: Door) -> None:
-        """Let other processes run the steps."""
-        config, control = self.config, self.control
-        self._ranks, self._runner = ranks, RankedRunner(ranks, config)
-        canary = Canary(self._runner, config, self.model_config)
-        deadline_s = config.migration_deadline_s
-        migration = Migration(ranks, control, canary, self.faults, deadline_s)
-        self._membership = Membership(
-            ranks, self._runner, self._scheduler, control, migration, door.orders, self._roles
-        )
-
     def _homes(self) -> SequenceOf[int]:
         """Return the devices that can own sequences."""
-        members = self._ranks.members if self._ranks else range(self.config.num_devices)
-        return self._roles.homes(members)
+        return self._roles.homes(self._runner.members)
 
-    def _admit(
-        self,
-        prompt: str | SequenceOf[int],
-        params: SamplingParams | None,
-        label: str,
-        watch: SequenceOf[int] = (),
-        priority: int = 0,
-    ) -> Sequence:
-        return self._admission.admit(
-            prompt,
-            params or SamplingParams(),
-            request_id=next(self._request_ids),
-            label=label,
-            watch=watch,
-            priority=priority,
-        )
+    def _own(self, error: type[RequestError | RoutingError], what: str) -> Runner:
+        """Return what runs the steps in this process, which `what` needs.
+
+        Raises:
+            the given error: other processes run them.
+        """
+        if not isinstance(self._runner, Runner):
+            raise error(f"{what} needs an engine in one process; ranks = 1.")
+        return self._runner
 
     def _queue(self, sequence: Sequence) -> int:
         # Said first: once it is queued, another thread may already be running it.
@@ -455,37 +398,3 @@ class Engine:
         wanted = {self._to_abort.popleft() for _ in range(len(self._to_abort))}
         if wanted:
             self._outbox.abort(wanted)
-
-    def _account(self, chunks: list[Chunk], conditions: bytes | None) -> None:
-        """Move each sequence's marks past the rows that have run, all under `conditions`."""
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if again := chunk.num_rerun:
-                sequence.extra_rows[sequence.rerun_cause] += again
-            sequence.num_computed = chunk.end - chunk.num_drafts
-            sequence.high_water = max(sequence.high_water, sequence.num_computed)
-        self._scheduler.computed(chunks, conditions)
-
-    def _account_precision(self, result: StepResult) -> None:
-        """Add the expert rows that failed units ran again to their requests' books."""
-        if (rerun_T := result.rerun_T) is None or not rerun_T.any():
-            return
-        row = 0
-        for chunk in result.chunks:
-            if again := int(rerun_T[row : row + chunk.num_tokens].sum()):
-                chunk.sequence.extra_rows["precision"] += again
-            row += chunk.num_tokens
-
-    @contextmanager
-    def _compute(self) -> Iterator[None]:
-        """Run torch without autograd and with this engine's number of threads."""
-        threads = 1 if self.config.deterministic else self.config.num_threads
-        before = torch.get_num_threads()
-        if threads and threads != before:
-            torch.set_num_threads(threads)
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            if threads and threads != before:
-                torch.set_num_threads(before)

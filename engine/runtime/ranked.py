@@ -1,4 +1,4 @@
-"""Run a schedule on several ranks, and keep the engine alive when one of them is lost.
+"""Run a schedule on several ranks.
 
 The controller's side: it splits each step by the sequences' homes, chooses how rows are exchanged,
 and puts the ranks' shares together again. `engine.cluster.worker` is the other side.

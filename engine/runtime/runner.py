@@ -1,20 +1,21 @@
 """Turn a schedule into one forward pass and its results, on the one rank of this process.
 
-`engine.runtime.ranked` does the same on several. Deciding who runs is the scheduler's, what the
+`engine.runtime.crew` does the same on several. Deciding who runs is the scheduler's, what the
 results mean to a request is the engine's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from engine.cluster.rank import Rank, Work
 from engine.cluster.records import RowRecords
+from engine.cluster.weights import weights_sha256
 from engine.events import Int64, RankEvent
 from engine.model.batch import Draw, Span
 from engine.model.step import StageClock
@@ -72,8 +73,19 @@ class Terms(NamedTuple):
 class Runner:
     """Runs schedules on the rank of this process."""
 
+    pids: ClassVar[Mapping[int, int]] = {}
+    """The process id of each rank elsewhere: none."""
+
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+
+    @property
+    def members(self) -> Iterable[int]:
+        """The devices, all of them in this process."""
+        return range(self.rank.config.num_devices)
+
+    def before_step(self) -> None:
+        """Do nothing: all that changes a rank of this process does so at once."""
 
     def run(self, schedule: Schedule, terms: Terms, clock: StageClock) -> StepResult:
         """Run the chunks of `schedule` under one table and one policy."""
@@ -101,6 +113,17 @@ class Runner:
         logits_TV, last_experts = self.rank.all_logits(work, terms.table)
         keep_experts(schedule.chunks, last_experts)
         return logits_TV
+
+    def weights_sha256(self) -> str:
+        """Hash every parameter as it stands in memory."""
+        return weights_sha256(self.rank.model)
+
+    def census(self) -> dict[int, dict[str, int]]:
+        """Return nothing: there are no ranks to count."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: nothing runs elsewhere."""
 
 
 def work_of(chunks: Iterable[Chunk], fresh_blocks: list[int], terms: Terms) -> Work:

@@ -63,7 +63,7 @@ def test_a_config_that_lies_about_sizes_is_refused_before_memory_is_taken(
 
 @pytest.mark.timeout(20)
 def test_a_lying_config_is_refused_before_any_rank_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.runtime.engine.Ranks", None)
+    monkeypatch.setattr("engine.runtime.crew.Ranks", None)
     folder = changed(tmp_path / "model", "config.json", num_hidden_layers=10**9)
     with pytest.raises(CheckpointError, match="config"):
         Engine(EngineConfig(model=folder, num_ranks=2))
