@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from engine.errors import ConfigError
@@ -38,16 +38,28 @@ class Form(NamedTuple):
     fields: tuple[Field, ...]
 
 
-def forms(drill: str | None = None) -> tuple[Form, ...]:
-    """Return a form for every act, in their order; with a drill's id, those that it offers."""
-    from workbench.drills import find
+def forms(briefing: Mapping[str, Any] | None = None) -> tuple[Form, ...]:
+    """Return a form for every act on an engine; with a briefing, for those that its drill offers.
+
+    A drill on a service has other acts than one on an engine of its own, and says which.
+    """
+    from workbench.drills import acts_service, find
     from workbench.drills.acts import ACTS, offered
 
-    names = ACTS if drill is None else offered(find(drill))
-    return tuple(
-        Form(name, (inspect.getdoc(act) or "").partition("\n")[0].replace("`", ""), _fields(act))
-        for name, act in ((name, ACTS[name]) for name in names)
-    )
+    if briefing is None:
+        return _forms(ACTS, ACTS, given=2)
+    if "target" in briefing:
+        return _forms(acts_service.ACTS, briefing["acts"], given=1)
+    return _forms(ACTS, offered(find(briefing["id"])), given=2)
+
+
+def _forms(acts: Mapping[str, Any], names: Iterable[str], given: int) -> tuple[Form, ...]:
+    """Return the forms of `names`; the first `given` parameters are not the reader's."""
+    return tuple(Form(name, _first_line(acts[name]), _fields(acts[name], given)) for name in names)
+
+
+def _first_line(act: Any) -> str:
+    return (inspect.getdoc(act) or "").partition("\n")[0].replace("`", "")
 
 
 def arguments(form: Form, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,9 +82,9 @@ def arguments(form: Form, typed: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _fields(act: Any) -> tuple[Field, ...]:
+def _fields(act: Any, given: int) -> tuple[Field, ...]:
     found = []
-    for name, argument in list(inspect.signature(act).parameters.items())[2:]:
+    for name, argument in list(inspect.signature(act).parameters.items())[given:]:
         kind, required = str(argument.annotation), argument.default is inspect.Parameter.empty
         default = "" if required or argument.default is None else str(argument.default)
         hint = "0, 7" if kind == "Sequence[int]" else "all" if kind == "int | None" else ""

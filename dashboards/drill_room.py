@@ -21,9 +21,22 @@ STATE_AGE_S = 0.8
 STALE_S = 0.5
 """Values from before an act are measured again after this long, unless that is under way."""
 _CANCELLED = "The start was cancelled; the drill's engine is gone, and nothing is left of it."
+_CANCELLED_THERE = "The start was cancelled; the service is as it was."
+_JOURNAL_S = 3.0
+"""Longest wait for the journal of a drill that has ended."""
 ASKS = ("observe", "act", "diagnose", "check", "hint", "remark", "finish")
 WHO = "page"
-"""What stands in the journal beside what is done here."""
+"""What stands in the journal beside what is done here, by somebody without a name."""
+
+
+def told(entry: Mapping[str, Any]) -> str:
+    """Write what was done or remarked, when, and by whom where that was not just this page.
+
+    `{"at_s": 12.3, "who": "ann", "said": "nothing is dropped"}` becomes
+    `12 s · ann: nothing is dropped`.
+    """
+    who = entry.get("who", "")
+    return f"{entry['at_s']:.0f} s · {'' if who in ('', WHO) else who + ': '}{entry['said']}"
 
 
 class DrillRoom:
@@ -33,6 +46,8 @@ class DrillRoom:
         self.phase = NONE
         self.starting = ""
         """Title of the drill that is being started."""
+        self.target = ""
+        """Address of the service that a drill is being started on; "" for an engine of its own."""
         self.stage: tuple[str, int, int] = ("", 0, 0)
         """How far its start is: the stage, and how many of how many of its parts."""
         self.cancelled = False
@@ -44,7 +59,9 @@ class DrillRoom:
         """What the signals were while this dashboard looked."""
         self.clues: list[str] = []
         self.diary: list[str] = []
-        """What was done, newest last, from here or from a terminal."""
+        """What was done and when, newest last, from here or from a terminal."""
+        self.journal: dict[str, Any] = {}
+        """All that happened in the drill that has ended; empty where it left none."""
         self.count = 0
         """Grows with every change."""
         self._drill: Any = None
@@ -56,6 +73,9 @@ class DrillRoom:
     def list(self) -> tuple[dict[str, Any], ...]:
         """Return the briefing of every drill, easiest first.
 
+        `service_ranks` is how many ranks a service needs for it at least; 0 if it may not run on
+        one.
+
         Raises:
             ConfigError: a drill's file is not valid.
         """
@@ -63,11 +83,19 @@ class DrillRoom:
 
         with self._lock:
             if not self._listed:
-                self._listed = tuple(drills.find(d["id"]).briefing for d in drills.list())
+                found = [drills.find(summary["id"]) for summary in drills.list()]
+                self._listed = tuple(
+                    one.briefing | {"service_ranks": one.safe.ranks if one.safe else 0}
+                    for one in found
+                )
             return self._listed
 
     def start(self, drill: str, **options: Any) -> None:
         """Start a drill; returns when its fault acts.
+
+        Args:
+            drill: its id.
+            options: of `workbench.drills.start`; `target` and `key` are for a drill on a service.
 
         Raises:
             ConfigError: there is no such drill.
@@ -81,13 +109,14 @@ class DrillRoom:
             called = drills.find(drill)
             surprise = options.get("surprise")
             self.starting = f"Incident of level {called.level}" if surprise else called.title
+            self.target = str(options.get("target") or "")
             self.stage, self.cancelled = ("engine", 0, 0), False
             self._to(STARTING)
         try:
             found = drills.start(drill, on_stage=self._on_stage, who=WHO, **options)
             if self.cancelled:
                 found.close()
-                raise MachineError(_CANCELLED)
+                raise MachineError(self._cancelled_words)
         except BaseException:
             self._to(NONE)
             raise
@@ -120,18 +149,20 @@ class DrillRoom:
             with contextlib.suppress(WorkbenchError):
                 self._take(drills.attach(who=WHO))
 
-    def ask(self, name: str, *args: Any, **detail: Any) -> Mapping[str, Any]:
-        """Ask the drill for one of `ASKS`.
+    def ask(self, name: str, /, *args: Any, who: str = "", **detail: Any) -> Mapping[str, Any]:
+        """Ask the drill for one of `ASKS`; `who` stands beside it in the journal.
 
         Raises:
             RequestError: it refused, or there is none.
             WorkbenchError: what was asked is not allowed.
         """
         assert name in ASKS, name
-        if self._drill is None:
+        if (drill := self._drill) is None:
             raise RequestError("no drill is running here; start one first.")
+        if who:
+            drill = drill.known_as(who)
         with self._measuring if name == "observe" else contextlib.nullcontext():
-            answer: Mapping[str, Any] = getattr(self._drill, name)(*args, **detail)
+            answer: Mapping[str, Any] = getattr(drill, name)(*args, **detail)
         self.seen[name] = answer
         if name == "hint" and answer["clue"] not in self.clues:
             self.clues.append(answer["clue"])
@@ -194,11 +225,15 @@ class DrillRoom:
             with contextlib.suppress(WorkbenchError):
                 drill.close()
 
+    @property
+    def _cancelled_words(self) -> str:
+        return _CANCELLED_THERE if self.target else _CANCELLED
+
     def _note_acts(self, diary: Sequence[Mapping[str, Any]]) -> None:
         """Take what was done so far; a check from before the last act counts no more."""
         if len(diary) != len(self.diary):
             self._acted_at = time.monotonic()
-        self.diary = [act["said"] for act in diary]
+        self.diary = [told(act) for act in diary]
         self.course.acted(act["at_s"] for act in diary)
         if self.seen.get("check", {}).get("acts") != len(diary):
             self.seen.pop("check", None)
@@ -210,23 +245,18 @@ class DrillRoom:
             MachineError: it was cancelled.
         """
         if self.cancelled:
-            raise MachineError(_CANCELLED)
+            raise MachineError(self._cancelled_words)
         if (stage, done, of) != self.stage:
             self.stage = stage, done, of
             self.count += 1
 
     def _take(self, drill: Any) -> None:
-        from workbench import drills
-        from workbench.drills.checks import key
-
-        briefing = drill.briefing()
-        signals = drills.find(briefing["id"]).signals
+        briefing, state = drill.briefing(), drill.state()
         with self._lock:
-            self._drill, self.briefing = drill, briefing
-            self.seen, self.clues, self.diary = {}, [], []
-            self.course = Course({probe.call.name: key(probe) for probe in signals})
-            self.state = drill.state()
-            self.course.take(self.state)
+            self._drill, self.briefing, self.state = drill, briefing, state
+            self.seen, self.clues, self.diary, self.journal = {}, [], [], {}
+            self.course = Course({each["name"]: key for key, each in state["called"].items()})
+            self.course.take(state)
             self._note_acts(self.state["diary"])
             self._acted_at = time.monotonic()
             self._to(RUNNING)
@@ -239,6 +269,17 @@ class DrillRoom:
             self._to(ENDED)
         with contextlib.suppress(WorkbenchError):
             drill.close()
+        self._read_journal(drill)
+
+    def _read_journal(self, drill: Any) -> None:
+        """Read what the drill wrote down; one that others started writes it in a moment."""
+        until = time.monotonic() + _JOURNAL_S
+        while not self.journal and time.monotonic() < until:
+            with contextlib.suppress(WorkbenchError):
+                self.journal = drill.journal()
+                self.count += 1
+                return
+            time.sleep(0.1)
 
     def _to(self, phase: str) -> None:
         self.phase = phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards import readings
-from dashboards.drill_room import WHO
+from dashboards.drill_room import told
 
 
 def table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
@@ -13,8 +13,11 @@ def table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
     if seen is None:
         return {"table": "", "policy": "", "rows": "", "rows_class": "small muted", "stale": ""}
     table, policy = seen["table"], seen["policy"]
+    facts = seen.get("deployment") or {}
     words = "■ no engine runs"
-    if table is not None:
+    if "service" in facts:  # which tells its table's version only
+        words = f"v{facts['table_version']}"
+    elif table is not None:
         same = table["sha256"] == table["planned"].get("sha256")
         planned = "as planned ✓" if same else f"■ planned was {table['planned'].get('sha256'):.12}"
         words = f"v{table['version']}, hash with its version {table['sha256'][:12]}, {planned}"
@@ -32,19 +35,24 @@ def table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
     }
 
 
-def remark(typed: dict[str, Any]) -> str:
-    """Return what somebody wrote, with the name they gave."""
-    name, text = (str(typed.get(part, "")).strip() for part in ("name", "text"))
-    return f"{name}: {text}" if name and text else text
-
-
 def remarks(state: dict[str, Any], num: int) -> list[str]:
-    """Return the newest remarks, with who made them where that was a terminal."""
-    found = state.get("remarks", [])[-num:]
-    return [
-        f"{one['at_s']:.0f} s · {'' if one['who'] in ('', WHO) else one['who'] + ': '}{one['said']}"
-        for one in found
-    ]
+    """Return the newest remarks, with when and by whom."""
+    return [told(one) for one in state.get("remarks", [])[-num:]]
+
+
+def unnamed(diagnosis: str | None, *, checked: bool, finishing: bool) -> dict[str, Any]:
+    """Warn somebody who checks, or ends the drill, without having named a cause."""
+    missing = "▲ No cause is named yet, which earns points of its own: choose one under 1 and "
+    missing += "press Name it."
+    return {
+        "check_warning": missing if checked and diagnosis is None else "",
+        "finish_warning": f"{missing} Or press once more to end the drill without."
+        if finishing and diagnosis is None
+        else "",
+        "finish_word": "Finish without a cause"
+        if finishing and diagnosis is None
+        else "Finish and grade",
+    }
 
 
 def deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
@@ -52,7 +60,8 @@ def deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
     facts = (seen or {}).get("deployment")
     if not facts:
         return {"runs": "", "options": "", "others": ""}
-    newest = facts["starts"][-1]["said"] if facts["starts"] else "started as planned"
+    there = "" if "service" in facts else "started as planned"
+    newest = facts["starts"][-1]["said"] if facts["starts"] else there or "the service runs"
     others = [
         f"rank {rank} {'✓' if there else '■ missing'}" for rank, there in facts["ranks"].items()
     ]

@@ -3,6 +3,7 @@
 const QUIET_MS = 2000; // this long without a beat: ask whether the server still answers
 const LOST_MS = 5000; // this long, and it may hang
 const RETRY_MS = 1000;
+const FORGET_MS = 1000; // changes reach Python after 50 ms
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", Home: "home", End: "end", Escape: "escape" };
 const CHILD_KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End| |t)$/;
 const CHILDREN = ["figure", "second"];
@@ -30,6 +31,13 @@ function render({ model, el }) {
     model.save_changes();
   };
 
+  // What was typed as a secret is kept nowhere once it has arrived.
+  const forget = (number) => setTimeout(() => {
+    actions = actions.map((action) => (action[0] === number ? [number, action[1], null] : action));
+    model.set("actions", actions);
+    model.save_changes();
+  }, FORGET_MS);
+
   const build = () => {
     built = model.get("skeleton");
     root.innerHTML = built;
@@ -54,6 +62,9 @@ function render({ model, el }) {
       form.addEventListener("submit", (event) => {
         event.preventDefault();
         send(form.dataset.form, Object.fromEntries(new FormData(form)));
+        const secrets = form.querySelectorAll('input[type="password"]');
+        for (const field of secrets) field.value = "";
+        if (secrets.length) forget(count);
         taker()?.focus({ preventScroll: true });
       });
     }

@@ -27,6 +27,11 @@ class FakeDrill:
         self.phase, self.running, self.named = "running", True, None
         self.elapsed_s = 10.0
         self.remarks: list[dict[str, Any]] = []
+        self.who = "page"
+
+    def known_as(self, who: str) -> FakeDrill:
+        self.who = who
+        return self
 
     def briefing(self) -> dict[str, Any]:
         return self._briefing
@@ -37,6 +42,7 @@ class FakeDrill:
         return {
             "phase": self.phase, "left_s": 754.0, "diagnosis": self.named,
             "elapsed_s": self.elapsed_s, "sampled_s": self.elapsed_s,
+            "called": {"busiest_device rows=800": {"name": SIGNAL["name"], "unit": "ratio"}},
             "signals": {"busiest_device rows=800": 2.28}, "remarks": self.remarks,
             "diary": [{"at_s": self.elapsed_s, "said": f"did {act}"} for act, _ in self.calls],
         }  # fmt: skip
@@ -69,13 +75,19 @@ class FakeDrill:
         return {
             "reason": reason, "cause": "hot-expert", "solution": "Because.", "clues": 2,
             "diagnosis": self.named, "elapsed_s": 83.4, "title": "An end",
+            "checks": {"devices": CHECK},
             "grade": {"passed": False, "points": 30, "possible": 100, "parts": {"cause": part}},
             "proof": {"restored": True, "hashes": {"weights": proof}},
         }  # fmt: skip
 
     def remark(self, text: str) -> dict[str, Any]:
-        self.remarks.append({"at_s": 3.0, "who": "page", "said": text})
+        self.remarks.append({"at_s": 3.0, "who": self.who, "said": text})
         return {"said": text}
+
+    def journal(self) -> dict[str, Any]:
+        named = {"at_s": 75.2, "what": "diagnosis", "option": "torn-table", "who": "page"}
+        act = {"at_s": 80.0, "what": "act", "said": "did smooth", "who": "ann"}
+        return {"briefing": self._briefing, "events": [named, act]}
 
     def close(self) -> None:
         self.running = False

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import workbench.drills
-from dashboards import acts, drill_words
+from dashboards import acts, drill_result, drill_words
 from dashboards.app import frame_of
-from dashboards.drill_room import ENDED, NONE
+from dashboards.drill_room import ENDED, NONE, RUNNING
 from dashboards.pages.drills import Drills
 from engine.errors import ConfigError, MachineError
 from tests.dashboards.fake_drill import START, FakeDrill, visit
@@ -70,7 +70,8 @@ def test_a_click_during_a_measurement_waits_its_turn_unless_the_drill_ends(sourc
     async def run() -> Drills:
         page = Drills(source, "light", {}, frame_of({}, "light"))
         clicks = [("start", "hot-expert"), ("observe", None), ("act", {"act": "rebalance"})]
-        clicks += [("finish", None), ("diagnose", {"option": "hot-expert"})]
+        clicks += [("finish", None)] * 2  # no cause is named
+        clicks += [("diagnose", {"option": "hot-expert"})]
         page.on_action(*clicks[0])
         while page.turns.said:
             await asyncio.sleep(0.01)
@@ -102,11 +103,66 @@ def test_the_end_shows_points_cause_and_the_proof_and_leads_back(source, drill):
     assert "Restored, proven by hash" in skeleton and "aaaaaaaaaaaaaaaa…" in skeleton
     assert "Because." in skeleton and "counts only once repaired" in skeleton
     assert "An end" in skeleton and "workbench drill report" in skeleton
+    assert "The last checks" in skeleton and "One still has more." in skeleton
+    assert '<td>1:20</td><td class="start">ann</td>' in skeleton and "act did smooth" in skeleton
+    assert ">this page</td>" in skeleton and "first change</dt><dd>after 80 s" in skeleton
     assert "finished, after 1:23" in skeleton and "2 clues taken, which cost" in skeleton
     assert "<dt>cause named</dt><dd>✗ " in skeleton, "none was right"
     page.room.leave()
     page.tick(anyway=True)
     assert page.room.phase == NONE and 'data-send="start"' in page.page.skeleton
+
+
+def test_who_ends_a_drill_or_checks_it_without_a_cause_is_warned_first(source, drill):
+    page = visit(source, START, ("check", ""))
+    values = page.page.values
+    assert "No cause is named yet" in values["check_warning"] and values["finish_warning"] == ""
+    page.on_action("finish", "")
+    page.tick(anyway=True)
+    assert page.room.phase == RUNNING and "press once more" in page.page.values["finish_warning"]
+    assert page.page.values["finish_word"] == "Finish without a cause"
+    page = visit(source, ("check", ""), ("finish", ""), ("diagnose", {"option": "torn-table"}))
+    values = page.page.values
+    assert (values["check_warning"], values["finish_warning"]) == ("", "")
+    assert values["finish_word"] == "Finish and grade"
+    page = visit(source, ("finish", ""))
+    assert page.room.phase == ENDED and drill.named == "torn-table"
+
+
+def test_a_cause_that_is_being_noted_is_not_missed(source, drill):
+    async def run() -> Drills:
+        page = Drills(source, "light", {}, frame_of({}, "light"))
+        for click in (START, ("diagnose", {"option": "hot-expert"}), ("finish", "")):
+            if click[0] == "diagnose":
+                while page.turns.said:
+                    await asyncio.sleep(0.01)
+            page.on_action(*click)
+        while page.turns.said:
+            await asyncio.sleep(0.01)
+        return page
+
+    page = asyncio.run(run())
+    assert page.room.phase == ENDED and drill.named == "hot-expert"
+
+
+def test_the_points_of_a_cause_that_was_not_named_say_why_they_are_missing(source, drill):
+    part = {"cause": {"earned": 0, "possible": 30}}
+    result = drill.finish() | {
+        "grade": {"passed": False, "points": 0, "possible": 9, "parts": part}
+    }
+    for named, why in (("torn-table", "another was named"), (None, "none was named")):
+        said = drill_result.ending(result | {"diagnosis": named}, {}, {})
+        assert said["parts"] == [("cause", 0, 30, why)]
+
+
+def test_a_result_without_a_proof_says_why(source, drill):
+    result, briefing = drill.finish(), {"target": "http://service"}
+    unproven = {"restored": False, "hashes": {}, "why": "it is silent. Its lease ends it."}
+    said = drill_result.ending(result | {"proof": unproven}, briefing, {})
+    assert said["why"] == unproven["why"] and said["facts"][0] == ("on", "http://service")
+    said = drill_result.ending(result | {"proof": {"restored": True, "hashes": {}}}, {}, {})
+    assert said["why"] == "Nothing was changed." and said["story"] == said["moments"] == []
+    assert "lease" in drill_result.ending(None, briefing, {})["head"]
 
 
 def test_a_drill_whose_time_is_up_or_whose_process_is_gone_ends_on_the_page(source, drill):
@@ -133,7 +189,7 @@ def test_a_drill_that_cannot_start_says_why_and_the_list_stays(source, drill, mo
 
 
 def test_every_place_has_its_value_and_every_value_its_place_in_every_phase(source, drill):
-    for actions in ((), (START,), (("finish", ""),)):
+    for actions in ((), (START,), (("finish", ""), ("finish", ""))):
         page = visit(source, *actions)
         wanted = set(re.findall(r'data-bind(?:-[a-z-]+)?="([^"]+)"', page.page.skeleton))
         given = set(page.page.values) - {"beat"}
@@ -160,7 +216,7 @@ def test_an_incident_is_a_surprise_of_its_level_and_remarks_are_kept(source, dri
         return drill
 
     monkeypatch.setattr(workbench.drills, "start", start)
-    page = visit(source, ("incident", "2"), ("remark", {"name": "ann", "text": "layer 2?"}))
+    page = visit(source, ("incident", "2"), ("name", "ann"), ("remark", {"text": "layer 2?"}))
     ((drill_id, options),) = asked
     assert workbench.drills.find(drill_id).level == 2 and options["surprise"]
     assert page.page.values["m0"] == "3 s · ann: layer 2?"

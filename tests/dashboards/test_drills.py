@@ -69,7 +69,11 @@ def test_acts_diagnosis_clues_and_checks_go_to_the_drill_and_come_back(source, d
     )  # fmt: skip
     assert drill.calls == [("force", {"experts": [0, 7]}), ("smooth", {"bonus": 1.5})]
     values = page.page.values
-    assert (values["y0"], values["y1"], values["y2h"]) == ("did force", "did smooth", True)
+    assert (values["y0"], values["y1"], values["y2h"]) == (
+        "10 s · did force",
+        "10 s · did smooth",
+        True,
+    )
     assert "lives on that device alone" in values["diagnosis"] and drill.named == "hot-expert"
     assert values["k0"] == "Count rows by expert." and values["hint_word"] == "Clue 2 of 3"
     assert (values["c0o"], values["c0m"]) == ("✗ fail", "One still has more.")
@@ -141,12 +145,12 @@ def test_an_act_from_a_terminal_marks_what_stands_there_old_and_is_measured_agai
     page.room.catch_up()
     page.tick(anyway=True)
     values = page.page.values
-    assert values["stale"] == "stale" and values["y0"] == "did smooth"
+    assert values["stale"] == "stale" and values["y0"] == "10 s · did smooth"
     assert values["c0h"] and not values["no_checks"], "the check was of another engine"
     monkeypatch.setattr(drill_room, "STALE_S", 0.0)
     page.room.catch_up()
     page.tick(anyway=True)
-    assert page.page.values["stale"] == "" and page.page.values["y0"] == "did smooth"
+    assert page.page.values["stale"] == "" and page.page.values["y0"] == "10 s · did smooth"
     monkeypatch.setattr(drill, "observe", None)
     page.room.catch_up()
 
@@ -161,7 +165,7 @@ def test_a_drill_joined_after_a_terminal_began_it_is_measured_with_what_was_done
     page.room.join()
     page.room.catch_up()
     page.tick(anyway=True)
-    assert page.page.values["y0"] == "did publish" and page.page.values["s0v"] == "2.28"
+    assert page.page.values["y0"] == "10 s · did publish" and page.page.values["s0v"] == "2.28"
 
 
 def test_what_is_to_be_known_of_a_signal_stands_beside_it(source, drill, monkeypatch):

@@ -21,6 +21,10 @@ LOOK_S = 0.2
 ACTS: dict[str, Callable[..., str]] = {}
 """By name, as the command line and drill files call them."""
 
+_OF_RANKS = ("exchange", "drain", "add-rank", "replace-slowest")
+"""Acts that a service in one process refuses."""
+_OF_JOBS = ("stop-job",)
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceHands:
@@ -30,6 +34,12 @@ class ServiceHands:
     jobs: dict[str, bool]
     """The jobs said to run beside it, and whether they do."""
     end_job: Callable[[str], None]
+
+
+def offered(*, ranks: bool, jobs: bool) -> list[str]:
+    """Return the acts that make sense on a service with or without ranks and jobs beside it."""
+    left_out = (*(() if ranks else _OF_RANKS), *(() if jobs else _OF_JOBS))
+    return [name for name in ACTS if name not in left_out]
 
 
 def act(function: Callable[..., str]) -> Callable[..., str]:

@@ -12,9 +12,9 @@ The engine is another process's; nothing here imports torch.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from engine.errors import MachineError, RequestError, WorkbenchError
+from engine.errors import MachineError, RequestError
 from engine.runtime.telemetry import Message, TelemetryClient
 from workbench import paths
 from workbench.drills.files import find, safe_of
-from workbench.drills.proof import compared
+from workbench.drills.leftovers import clean, damaged
 from workbench.drills.scenario import check_minutes
 from workbench.drills.store import Store
 from workbench.lifecycle import Child, own_identity, python_command
@@ -34,7 +34,6 @@ from workbench.lifecycle import Child, own_identity, python_command
 READY_S = 240.0
 """How long a drill may say nothing while it loads, warms up and breaks its engine."""
 ANSWER_S = 120.0
-_GONE = {"ended": True, "reason": "the drill's process has gone, and its engine with it"}
 
 
 class Drill:
@@ -59,13 +58,19 @@ class Drill:
             host, port = facts["address"]
             self.address, self.key = (str(host), int(port)), bytes.fromhex(facts["key"])
         except (LookupError, TypeError, ValueError):
-            raise _damaged(store) from None
+            raise damaged(store) from None
         """Where the drill's engine can be watched, as any other engine's telemetry."""
         self._child, self.who = child, who
         self._live = threading.Event()
         self._client = TelemetryClient(self.address, self.key, on_frame=self._on_frame)
         self._client.start()
         self._wait()
+
+    def known_as(self, who: str) -> Drill:
+        """Return this same drill for somebody else, whose name then stands in the journal."""
+        other = copy.copy(self)
+        other.who = who
+        return other
 
     def briefing(self) -> dict[str, Any]:
         """Return what a learner may know before they begin."""
@@ -225,6 +230,13 @@ def start(
         "target": target,
         "key": key,
     }
+    return _launched(options, store, who, on_stage)
+
+
+def _launched(
+    options: Mapping[str, Any], store: Store, who: str, on_stage: Callable[[str, int, int], None]
+) -> Drill:
+    """Start a drill's process and wait until it runs; whatever goes wrong, nothing is left."""
     child = Child(
         "drill",
         python_command("workbench.drills.host"),
@@ -262,7 +274,7 @@ def attach(state: str | Path | None = None, who: str = "") -> Drill:
     store = Store.at(state)
     facts, busy = store.current(), store.busy
     if busy and store.damaged:
-        raise _damaged(store)
+        raise damaged(store)
     if facts is None and busy:
         raise store.between()
     if facts is None or not busy:
@@ -290,135 +302,3 @@ def own_name() -> str:
         return os.environ.get("WORKBENCH_WHO") or getpass.getuser()
     except (OSError, KeyError):
         return ""
-
-
-def clean(store: Store) -> bool:
-    """Close the books of a drill whose process was killed; returns whether there was one.
-
-    Its engine died with it, so nothing is left to restore; the journal says so. A damaged
-    announcement is set aside.
-    """
-    if store.damaged and not store.busy:
-        return store.set_aside() is not None
-    facts = store.current()
-    if facts is None or store.busy:
-        return False
-    try:
-        store.read(facts["journal"])
-    except MachineError:
-        store.save(
-            facts["journal"],
-            {"format": 1, "briefing": find(facts["drill"]).briefing, **_gone_where(facts)},
-        )
-    store.forget()
-    return True
-
-
-def _gone_where(facts: Mapping[str, Any]) -> dict[str, Any]:
-    if "target" not in facts:
-        return _GONE
-    reason = "the drill's process has gone; its lease ends it at the service"
-    return {"ended": True, "reason": reason}
-
-
-def reset(state: str | Path | None = None, key: str | None = None) -> dict[str, Any]:
-    """End whatever drill runs or was left in a state folder, restored; again does nothing.
-
-    A living engine is restored. Of one whose process was killed nothing is left, so a fresh engine
-    is started and held against the hashes from before the drill. A service that was held for one is
-    asked to put everything back, which needs a `key`.
-
-    Returns:
-        `found`, the drill ended, `unknown` where its state is damaged, or None; `how`, in words;
-        `proof`, the hashes before and after, where there are any.
-
-    Raises:
-        MachineError: the state is damaged and its drill still runs.
-    """
-    store = Store.at(state)
-    facts, busy = store.current(), store.busy
-    if store.damaged:
-        if busy:
-            raise _damaged(store)
-        how = f"its state was damaged and has been set aside as {store.set_aside()}"
-        return {"found": "unknown", "how": how, "proof": None}
-    if facts is None:
-        return {"found": None, "how": "no drill was running", "proof": None}
-    found = {"found": facts["drill"]}
-    if busy:
-        proof = _finish(store)
-        if not _gone(store, 5.0):
-            _kill(str(facts.get("process")))
-            _gone(store, 5.0)
-        clean(store)
-        if proof is not None:
-            return found | {"how": "restored and ended", "proof": proof}
-        engine = "" if "target" in facts else ", and its engine with it"
-        how = f"it did not answer, so its process was ended{engine}"
-        return found | {"how": how, "proof": _fresh_proof(facts, key)}
-    clean(store)
-    result = store.read(facts["journal"])[1].get("result")
-    if isinstance(result, dict) and {"reason", "proof"} <= set(result):
-        return found | {"how": f"ended before: {result['reason']}", "proof": result["proof"]}
-    return found | {"how": _gone_where(facts)["reason"], "proof": _fresh_proof(facts, key)}
-
-
-def _finish(store: Store) -> dict[str, Any] | None:
-    """Ask a living drill to restore and end; return its proof, or None if it does not answer."""
-    try:
-        with joined(store.folder) as drill:
-            proof: dict[str, Any] = drill.finish("reset", graded=False)["proof"]
-    except (MachineError, RequestError):
-        return None
-    return proof
-
-
-def _fresh_proof(facts: Mapping[str, Any], key: str | None) -> dict[str, Any] | None:
-    """Hold a fresh engine against the hashes a drill announced, or ask the service it ran on.
-
-    None if none can be started, or what was announced is damaged.
-    """
-    if "target" in facts:
-        from workbench.drills.on_service import put_back
-        from workbench.drills.service import Service
-
-        try:
-            with contextlib.closing(Service(str(facts["target"]), key)) as service:
-                return put_back(service, str(facts.get("lease")))
-        except WorkbenchError:
-            return None
-    from workbench.drills.opening import fresh_hashes
-
-    hashes, model = facts.get("hashes"), facts.get("model")
-    if not isinstance(hashes, dict) or not isinstance(model, str):
-        return None
-    try:
-        return compared(hashes, fresh_hashes(find(facts["drill"]), model))
-    except (WorkbenchError, KeyError):
-        return None
-
-
-def _damaged(store: Store) -> MachineError:
-    return MachineError(
-        f"what the drill in {store.folder} announced is damaged, and it still runs: end it with "
-        "Ctrl-C in its own terminal, then `workbench drill reset`."
-    )
-
-
-def _gone(store: Store, wait_s: float) -> bool:
-    until = time.monotonic() + wait_s
-    while store.busy:
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _kill(identity: str) -> None:
-    """Kill the process of this identity, if it is still the same one."""
-    import psutil
-
-    pid, _, started = identity.partition(":")
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ValueError):
-        if abs(psutil.Process(int(pid)).create_time() - float(started)) < 2.0:
-            os.kill(int(pid), signal.SIGKILL)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ConfigError, RoutingError, WorkbenchError
-from workbench.drills.acts_service import ACTS, ServiceHands
+from workbench.drills.acts_service import ACTS, ServiceHands, offered
 from workbench.drills.checks import judge
 from workbench.drills.course import SAMPLE_EVERY_S, Course
 from workbench.drills.files import safe_of
@@ -99,6 +99,7 @@ class ServiceSession(Course):
         self.lease = ""
         """What the service knows this drill by, while it is under way there."""
         self.ranks = tuple(status["ranks"]["living"])
+        self._layers = tuple(status.get("model_shape", {}).get("moe_layers", ()))
         self._prompts = corpus_prompts(seed=self.seed)
         self._traffic = _Traffic(service, self._prompts)
         self._known: tuple[str, ...] = ()
@@ -118,9 +119,13 @@ class ServiceSession(Course):
         self._traffic.close()
 
     def briefing(self) -> dict[str, Any]:
-        """Return what a learner may know, and where it happens."""
-        where = {"target": self.service.url, "minutes": self.minutes}
-        return super().briefing() | where
+        """Return what a learner may know, where it happens, and which acts make sense there."""
+        return super().briefing() | {
+            "target": self.service.url,
+            "layers": list(self._layers),
+            "minutes": self.minutes,
+            "acts": offered(ranks=bool(self.ranks), jobs=bool(self._jobs)),
+        }
 
     def prepare(self, tell: Tell = untold) -> None:
         """Run some traffic, measure the steady state, write down answers.
@@ -304,7 +309,7 @@ class ServiceSession(Course):
         living = readings.status["ranks"]["living"]
         options = {
             "service": self.service.url,
-            "scheme": str(readings.status["scheme"]),
+            "number format": str(readings.status["scheme"]),
             "table version": str(state["table_version"]),
         }
         jobs = [
@@ -313,6 +318,8 @@ class ServiceSession(Course):
             for name, runs in self._jobs.items()
         ]  # fmt: skip
         return {
+            "service": self.service.url,
+            "table_version": state["table_version"],
             "running": True,
             "options": options,
             "starts": [],
