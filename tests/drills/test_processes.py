@@ -18,8 +18,9 @@ from engine.errors import ConfigError, MachineError, RequestError
 from tests.drills.conftest import ALL
 from workbench import drills, paths
 from workbench.cli import main
-from workbench.drills.client import READY_S, clean
+from workbench.drills.client import READY_S
 from workbench.drills.files import find
+from workbench.drills.leftovers import clean
 from workbench.drills.opening import fresh_hashes
 from workbench.drills.store import Store
 from workbench.drills.words import debrief_text

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import ConfigError
-from workbench.drills.client import Drill, attach, reset, start
+from workbench.drills.client import Drill, attach, start
 from workbench.drills.files import find, scenarios
+from workbench.drills.resetting import reset
 
 __all__ = ["Drill", "attach", "find", "list", "reset", "start", "surprise"]
 
