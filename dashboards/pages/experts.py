@@ -31,6 +31,8 @@ MEASURES = {
     "entropy": "entropy",
     "idle_share": "idle share",
 }
+NUM_BANS = 6
+"""Bans that are shown one by one."""
 _LOAD_MARKS = ((0.0, "idle"), (1.0, "fair share"), (2.0, "2×"), (LOAD_TOP, "4× or more"))
 
 
@@ -54,7 +56,8 @@ class Experts(Session):
 
     def layout(self, snapshot: Snapshot) -> Hashable:
         """The skeleton depends on the model's shape and on the domains there are."""
-        return readings.shape(snapshot.frame), tuple(readings.domains(snapshot.frame)), self.rows
+        domains = tuple(readings.domains(snapshot.frame))
+        return readings.shape(snapshot.frame), domains, self.rows, _bans(snapshot) is not None
 
     def parts(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return layers, domains and measures."""
@@ -67,6 +70,9 @@ class Experts(Session):
             "domains": [(label, readings.domain_name(label)) for label in labels],
             "layers": [(ALL, "All layers"), *((str(n), f"Layer {n}") for n in layers)],
             "lines": list(layers),
+            "experts": range(shape.experts) if shape else (),
+            "bannable": _bans(snapshot) is not None,
+            "bans": range(NUM_BANS),
             "measures": list(MEASURES.items()),
         }
 
@@ -109,6 +115,11 @@ class Experts(Session):
             self.layer = value
         elif name == "measure" and value in tuple(MEASURES):
             self.measure = value
+        elif name == "ban" and isinstance(value, dict):
+            self.ask("ban", **_cell(str(value.get("layer")), str(value.get("expert"))))
+        elif name == "allow":
+            layer, _, expert = str(value).rpartition(":")
+            self.ask("allow", **_cell(layer, expert))
         elif name == "view" and value in ("map", "table"):
             self.map.pane.view = self.flow.pane.view = value
 
@@ -126,6 +137,7 @@ class Experts(Session):
             "formula": BALANCE_FORMULAS[self.measure],
             **self._by_layer(),
             **self._said(),
+            **_ban_values(snapshot),
         }
 
     # ---- the recent past
@@ -188,6 +200,38 @@ class Experts(Session):
 
 
 build = builder(Experts)
+
+
+def _bans(snapshot: Snapshot) -> list[list[int]] | None:
+    """Return layer and expert of each ban; None where none can be made."""
+    facts = snapshot.frame.meta["facts"] if snapshot.frame else {}
+    return facts.get("banned")
+
+
+def _cell(layer: str, expert: str) -> dict[str, int]:
+    """Return what is meant by a layer and an expert; what is no number is left out: all."""
+    return {
+        name: int(text) for name, text in (("layer", layer), ("expert", expert)) if text.isdecimal()
+    }
+
+
+def _ban_values(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a button for each ban; one that holds in every layer is one ban.
+
+    The value of a button is `2:5` for expert 5 in layer 2, and `5` for all layers.
+    """
+    bans, shape = _bans(snapshot), readings.shape(snapshot.frame)
+    if bans is None or shape is None:
+        return {}
+    whole = [e for e in range(shape.experts) if all([n, e] in bans for n in shape.layers)]
+    found = [(str(expert), f"expert {expert}, all layers") for expert in whole]
+    found += [(f"{n}:{e}", f"expert {e}, layer {n}") for n, e in bans if e not in whole]
+    values: dict[str, Any] = {"no_bans": not found}
+    for at in range(NUM_BANS):
+        value, words = found[at] if at < len(found) else ("", "")
+        values |= {f"bv{at}": value, f"bw{at}": words, f"bh{at}": not value}
+    more = len(found) - NUM_BANS
+    return values | {"more_bans": f"and {more} more" if more > 0 else ""}
 
 
 def _domain_spec(labels: list[str]) -> MapSpec:

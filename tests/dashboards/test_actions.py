@@ -12,7 +12,7 @@ import pytest
 
 from dashboards.source import LiveSource
 from engine import Engine, EngineConfig
-from engine.errors import RequestError, TraceError
+from engine.errors import RequestError, TraceError, WorkbenchError
 from engine.events import Tee
 from engine.runtime.telemetry import Telemetry
 from workbench import paths
@@ -119,3 +119,40 @@ def test_packing_loses_nothing(works):
     again = unpack(pack(trace))
     assert again.start == trace.start and again.num_rows == trace.num_rows > 0
     assert not any(type(note).__name__ == "TextEvent" for _, note in again.notes)
+
+
+def test_a_banned_expert_is_chosen_no_more_until_it_is_allowed_again(works):
+    def shares() -> list[int]:
+        works.traffic.step(works.engine)
+        works.window.trace()
+        return works.window.trace().expert_counts()[2].tolist()
+
+    control = works.engine.control
+    before = control.policy
+    assert works.ask("ban", expert=5, layer=2) == {"banned": [[2, 5]]}
+    works.until(lambda: (shares(), works.telemetry.latest.meta["facts"].get("banned"))[1])
+    assert works.telemetry.latest.meta["facts"]["banned"] == [[2, 5]]
+    chosen = shares()[5]
+    for _ in range(10):
+        assert shares()[5] == chosen, "expert 5 of layer 2 was chosen although it is banned"
+    assert len(works.ask("ban", expert=0)["banned"]) == 1 + 4
+    assert works.ask("allow", expert=0, layer=1)["banned"] == [[0, 0], [2, 0], [2, 5], [3, 0]]
+    assert works.ask("allow", expert=0) == {"banned": [[2, 5]]}
+    assert works.ask("allow", expert=7) == {"banned": [[2, 5]]}
+    works.ask("ban", expert=1)
+    assert works.ask("allow") == {"banned": []} and control.policy == before
+    works.until(lambda: shares()[5] > chosen)
+    for action, detail, words in [
+        ("ban", {}, "needs an expert"),
+        ("ban", {"expert": 8}, "expert"),
+        ("ban", {"expert": 0, "layer": 4}, r"layer \(4\) must be one of 0, 1, 2, 3"),
+        ("ban", {"expert": "0"}, "of the kind int"),
+        ("allow", {"all": 1}, "unknown detail 'all'"),
+    ]:
+        with pytest.raises(WorkbenchError, match=words):
+            works.ask(action, **detail)
+    for expert in range(6):
+        works.ask("ban", expert=expert)
+    with pytest.raises(WorkbenchError, match="Ban fewer"):
+        works.ask("ban", expert=6)
+    assert control.policy.banned == {(layer, e) for layer in range(4) for e in range(6)}

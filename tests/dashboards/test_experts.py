@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 
@@ -126,3 +127,44 @@ def test_nonsense_from_the_address_or_the_page_changes_nothing(source):
     page.page.actions = [[1, "rows", 3], [2, "measure", ["gini"]], [3, "view", "x"]]
     assert (page.rows, page.measure) == ("layers", "max_over_mean")
     assert decode_frame(page.flow.pane.frame).cells_RC.shape == (2, 2)
+
+
+def test_bans_are_asked_for_told_and_taken_back(source):
+    source.step(2)
+    assert 'data-form="ban"' not in open_page(source).page.skeleton, "nobody there takes bans"
+    source.facts = {"banned": [[n, 3] for n in range(4)] + [[2, 5]]}
+    source.step(2)
+
+    async def act() -> Experts:
+        page = open_page(source)
+        for name, value in [
+            ("ban", {"expert": "5", "layer": "2"}),
+            ("ban", {"expert": "3", "layer": "all"}),
+            ("allow", "2:5"),
+            ("allow", "3"),
+            ("allow", ""),
+        ]:
+            page.on_action(name, value)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+        return page
+
+    page = asyncio.run(act())
+    assert sorted(source.controls, key=str) == sorted(
+        [
+            ("ban", {"layer": 2, "expert": 5}),
+            ("ban", {"expert": 3}),
+            ("allow", {"layer": 2, "expert": 5}),
+            ("allow", {"expert": 3}),
+            ("allow", {}),
+        ],
+        key=str,
+    )
+    page.tick(anyway=True)
+    values = page.page.values
+    assert 'data-form="ban"' in page.page.skeleton
+    assert (values["bv0"], values["bw0"]) == ("3", "expert 3, all layers")
+    assert (values["bv1"], values["bw1"], values["bh2"]) == ("2:5", "expert 5, layer 2", True)
+    assert not values["no_bans"] and values["more_bans"] == ""
+    source.facts = {"banned": [[0, e] for e in range(8)]}
+    source.step(2)
+    assert open_page(source).page.values["more_bans"] == "and 2 more"
