@@ -15,6 +15,8 @@ from engine.errors import ConfigError, MachineError
 
 KEY_VARIABLE = "TOKENROUTER_KEY"
 TIMEOUT_S = 60.0
+CONNECT_S = 10.0
+"""Longest wait for a machine that says nothing at all."""
 
 
 class Remote:
@@ -26,16 +28,19 @@ class Remote:
         """Prepare; nothing is sent yet.
 
         Raises:
-            ConfigError: the address is none.
+            ConfigError: the address is none, or the key is of another kind than any key.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url ({url}) must be like http://127.0.0.1:8000.")
+        if key and not (key.isascii() and key.isprintable() and " " not in key):
+            # Refused here, because HTTP would show the key when it refuses it.
+            raise ConfigError("the key must be one word of ASCII characters, as it was given out.")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._client = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=timeout_s,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
             limits=httpx.Limits(max_connections=many, max_keepalive_connections=many),
             # What is asked about is the service itself, not what a proxy says of it.
             trust_env=False,
