@@ -12,6 +12,7 @@ from workbench.theme import STATES
 
 _HASHED = {"table": "table, without its version"}
 """What a hash is of, where its name alone would mislead: versions rise and never come back."""
+_THIS_PAGE = "this page"
 _GONE = "The drill is gone, and its engine with it"
 _GONE_THERE = "The drill is gone; its lease ends it at the service, which puts all back"
 
@@ -29,6 +30,7 @@ def ending(
     if result is None:
         return {"head": _GONE_THERE if "target" in briefing else _GONE, "parts": [], "proof": []}
     grade, proof = result["grade"], result["proof"]
+    journal = {**journal, "events": [_by_name(event) for event in journal.get("events", [])]}
     points = f"{grade['points']} of {grade['possible']} points" if grade else "not graded"
     passed = bool(grade and grade["passed"])
     return {
@@ -41,8 +43,8 @@ def ending(
         "checks": [_check(check) for check in result.get("checks", {}).values()] if grade else [],
         "cause": briefing.get("options", {}).get(result["cause"], result["cause"]),
         "solution": result["solution"],
-        "story": [(_clock(at_s), _name(who), said) for at_s, who, said in debrief_lines(journal)],
-        "moments": list(debrief_moments(journal).items()) if journal else [],
+        "story": [(_clock(line[0]), *line[1:]) for line in debrief_lines(journal)],
+        "moments": list(debrief_moments(journal).items()) if journal["events"] else [],
         "restored": proof["restored"],
         "why": proof.get("why", "") or ("" if proof["hashes"] else "Nothing was changed."),
         "proof": [
@@ -83,8 +85,9 @@ def _check(check: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return look.tone, f"{look.symbol} {look.word}", check["name"], check["message"]
 
 
-def _name(who: str) -> str:
-    return "this page" if who == WHO else who
+def _by_name(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event of a journal with the name that a reader of this page knows."""
+    return {**event, "who": _THIS_PAGE} if event.get("who") == WHO else dict(event)
 
 
 def _clock(seconds: float) -> str:

@@ -97,4 +97,5 @@ def _range(verdict: dict[str, Any]) -> str:
         return readings.NOTHING
     if low == high:
         return _value(low, verdict["unit"])
-    return f"{_value(low, verdict['unit'])} – {_value(high, verdict['unit'])}"
+    unit = verdict["unit"]
+    return f"{_value(low, unit).removesuffix(f' {unit}')} – {_value(high, unit)}"

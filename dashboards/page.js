@@ -15,6 +15,7 @@ function render({ model, el }) {
   let bindings = [];
   let actions = []; // the last few: changes within 50 ms reach Python as one
   let count = 0;
+  let top; // where in its course the page stands
   let lastBeat = performance.now();
 
   // How high the place of a plot is, for plots that cannot find out by themselves.
@@ -84,6 +85,10 @@ function render({ model, el }) {
     }
     dress();
     fill();
+    // Another place in the page's course begins at its top, wherever the reader was before.
+    const now = root.querySelector("[data-top]")?.dataset.top;
+    if (top !== undefined && now !== top) window.scrollTo(0, 0);
+    top = now;
   };
 
   // The other theme, where the reader is: nothing is loaded anew.

@@ -13,6 +13,7 @@ keep their identity, so focus, selection, scrolling and tooltips survive an upda
     <a data-swap="theme" href="?theme=dark">    on click: the other theme, and act("theme", name)
     <div data-keys data-child="figure"></div>   its application gets the keys nobody else takes
     <div data-child="figure"></div>             where the Panel child `figure` or `second` goes
+    <div data-top="ended"></div>                changed: the page scrolls to its top
     <div class="scroll"></div>                  says so when there is more below
     <div data-size="figure"></div>              act("height", [name, CSS pixels]) when that changes
 """

@@ -127,6 +127,8 @@ class Drills(Session):
     def on_action(self, name: str, value: Any) -> None:
         """Do what the learner asks for, after what was asked for before."""
         room, do, ask = self.room, partial(self._do, (name, str(value))), self._ask
+        if name in ("start", "incident", "target"):
+            self.notice = ""  # what was refused before
         if name == "start" and isinstance(value, str):
             do("Starting", lambda: room.start(value))
         elif name == "incident" and str(value).isdigit():

@@ -1,10 +1,10 @@
 """Makes the README's pictures of the dashboard from the real engine.
 
-    python tests/browser/screenshots.py [FOLDER]
+    python tests/browser/screenshots.py [FOLDER [NAME …]]
 
-writes now-light.png, now-dark.png, step-light.png and drills-dark.png, 1280 x 800, to FOLDER or
-data/screenshots. Run it on a quiet machine: the numbers in the pictures are this machine's. The
-drill is ended and restored at the end.
+writes now-light.png, now-dark.png, step-light.png and drills-dark.png, 1280 x 800, or those that
+are named, to FOLDER or data/screenshots. Run it on a quiet machine: the numbers in the pictures are
+this machine's. The drill is ended and restored at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> int:
     """Start the workbench, take the pictures, end it."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "data" / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
+    wanted = sys.argv[2:] or list(PICTURES)
     command = [sys.executable, "-m", "workbench", "start", "--json", "--no-lab"]
     with (
         tempfile.TemporaryDirectory() as state,
@@ -48,7 +49,8 @@ def main() -> int:
                 browser = playwright.chromium.launch(
                     executable_path=shutil.which("chromium"), args=["--no-sandbox"]
                 )
-                for name, (view, prepare) in PICTURES.items():
+                for name in wanted:
+                    view, prepare = PICTURES[name]
                     page = browser.new_page(viewport={"width": 1280, "height": 800})
                     page.set_default_timeout(120_000)
                     page.goto(url + view)
@@ -89,6 +91,9 @@ def drill(page: Page) -> None:
     page.wait_for_timeout(20_000)
     page.keyboard.press("o")
     page.wait_for_timeout(4000)
+    # What was clicked lies far down; symptom and signals are on top.
+    page.evaluate("window.scrollTo(0, 0)")
+    page.wait_for_timeout(500)
 
 
 PICTURES: dict[str, tuple[str, Callable[[Page], None]]] = {

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 ALL_HAVE_RUN = f"""() => {{
   const {{ context, sessionContext }} = {CURRENT};
   const cells = [...context.model.cells].filter((cell) => cell.type === "code");
-  return cells.every((cell) => cell.executionCount) && sessionContext.session.kernel.status === "idle";
+  const idle = sessionContext.session.kernel.status === "idle";
+  return idle && cells.every((cell) => cell.executionCount);
 }}"""
 
 

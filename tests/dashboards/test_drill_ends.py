@@ -104,7 +104,10 @@ def test_the_end_shows_points_cause_and_the_proof_and_leads_back(source, drill):
     assert "Because." in skeleton and "counts only once repaired" in skeleton
     assert "An end" in skeleton and "workbench drill report" in skeleton
     assert "The last checks" in skeleton and "One still has more." in skeleton
-    assert '<td>1:20</td><td class="start">ann</td>' in skeleton and "act did smooth" in skeleton
+    assert (
+        '<td>1:20</td><td class="start">ann</td>' in skeleton
+        and "<b>act</b> did smooth" in skeleton
+    )
     assert ">this page</td>" in skeleton and "first change</dt><dd>after 80 s" in skeleton
     assert "finished, after 1:23" in skeleton and "2 clues taken, which cost" in skeleton
     assert "<dt>cause named</dt><dd>✗ " in skeleton, "none was right"

@@ -135,8 +135,8 @@ class Service:
         status, content = self._remote.get(path)
         if status == 401:
             raise MachineError(
-                f"{self.url} wants a key with the scopes {SCOPES}; name it with --key-file, or in "
-                "TOKENROUTER_KEY."
+                f"{self.url} wants a key with the scopes {SCOPES}; give one by --key-file, in "
+                "TOKENROUTER_KEY, or on the page Drills."
             )
         if status == 403:
             raise MachineError(

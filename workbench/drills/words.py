@@ -199,14 +199,14 @@ def clue_text(clue: Answer) -> str:
 def debrief_text(journal: Answer) -> str:
     """Write who did what when, and how long it took to name the cause and to repair it."""
     lines = [f"{journal['briefing']['title']}: who did what"]
-    for at_s, who, said in debrief_lines(journal):
-        lines.append(f"  {at_s:>7.1f} s  {f'{who}: ' if who else ''}{said}")
+    for at_s, who, what, said in debrief_lines(journal):
+        lines.append(f"  {at_s:>7.1f} s  {f'{who}: ' if who else ''}{what} {said}".rstrip())
     lines += ["", *(f"  {name:<22} {when}" for name, when in debrief_moments(journal).items())]
     return "\n".join(lines)
 
 
-def debrief_lines(journal: Answer) -> list[tuple[float, str, str]]:
-    """Return when something was done, by whom ("" without a name), and what, oldest first."""
+def debrief_lines(journal: Answer) -> list[tuple[float, str, str, str]]:
+    """Return when something was done, by whom ("" without a name), what, and how; oldest first."""
     lines = []
     for event in journal.get("events", []):
         if event["at_s"] < 0 or event["what"] in ("undo registered", "steady"):
@@ -215,7 +215,7 @@ def debrief_lines(journal: Answer) -> list[tuple[float, str, str]]:
         said = next((str(event[key]) for key in keys if key in event), "")
         if event["what"] == "check":
             said = _outcomes(event["outcomes"])
-        lines.append((event["at_s"], event.get("who", ""), f"{event['what']} {said}".rstrip()))
+        lines.append((event["at_s"], event.get("who", ""), event["what"], said))
     return lines
 
 
@@ -224,7 +224,7 @@ def debrief_moments(journal: Answer) -> dict[str, str]:
     events = journal.get("events", [])
     names = sorted({event["who"] for event in events if event.get("who")})
     return {
-        "first look at a cause": _at(_first(events, "diagnosis")),
+        "first named a cause": _at(_first(events, "diagnosis")),
         "first change": _at(_first(events, "act")),
         "checks passed": _at(next((e["at_s"] for e in events if _all_pass(e)), None)),
         "took part": ", ".join(names) or "nobody by name",
