@@ -8,6 +8,7 @@ import re
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from plotly.offline import get_plotlyjs
 
 from engine.errors import ConfigError
 from tests.views.handmade import DENSE, EMPTY, ONE_TOKEN
@@ -124,3 +125,29 @@ def test_a_theme_there_is_none_of_is_refused(name):
 def _figure(name: str, frame: pd.DataFrame) -> go.Figure:
     options = {"num_experts": TRACE.start.num_experts} if name == "token_experts" else {}
     return getattr(figures, name)(frame, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_line_of_the_head_runs_out_of_a_usual_width(name):
+    figure = drawn(name)
+    title, below = figure.layout.title.text, subtitle(figure).split("<br>")[1:]
+    assert max(map(len, title.split("<br>"))) <= 58 and max(map(len, below)) <= 108
+
+
+def test_the_page_of_a_trace_is_whole_and_asks_for_nothing():
+    from workbench.figures.page import NAMES as PAGED
+    from workbench.figures.page import page
+
+    assert set(PAGED) == set(NAMES), "every figure has its place"
+    text = page(TRACE, title="a <b> & c", theme="dark", text=lambda token: f"t{token}")
+    head, body = text.split("</script></head>")
+    assert "<h1>a &lt;b&gt; &amp; c</h1>" in body and themes.COLOURS["dark"]["ground"] in head
+    assert not re.search(r"""(?:src|href)=["']?http""", text.replace(get_plotlyjs(), ""))
+    shown = set(re.findall(r"<section id=(\w+)>", body))
+    assert "expert_load" in shown and "look_ups" in shown
+    for name in set(NAMES) - shown:
+        assert name in body.rpartition("The trace holds nothing for: ")[2]
+    (only,) = re.findall(r"<section id=(\w+)>", page(EMPTY, ["look_ups"], title="x"))
+    assert only == "look_ups", "what was asked for is shown, empty or not"
+    with pytest.raises(ConfigError, match="figure"):
+        page(TRACE, ["nonsense"], title="x")

@@ -129,4 +129,21 @@ def test_bad_usage_is_one_sentence(workbench, tmp_path, monkeypatch, words, code
 
 def test_a_timeline_that_cannot_be_written_is_one_sentence(workbench, file, tmp_path):
     out = tmp_path / "no" / "x.json"
-    workbench("trace", "export", file, "--out", out).assert_refused(1, str(out), "No such file")
+    workbench("trace", "export", file, "--out", out).assert_refused(1, str(out), "folder does not exist")
+
+
+def test_draw_writes_a_page_with_what_was_decided_on_all_levels(workbench, tmp_path):
+    path, out = tmp_path / "x.moetrace", tmp_path / "x.html"
+    workbench(
+        *("trace", "record", path, "12 * 7 = ", "--max-tokens", "6", "--precision", "auto"),
+        *("--draft", "polyglot-draft", "--draft-length", "fixed", "--ban-expert", "2:3"),
+    )
+    assert load(path).expert_counts()[2][3] == 0 < load(path).expert_counts()[1][3]
+    said = workbench("trace", "draw", path, "--out", out, "--theme", "dark")
+    assert said.code == 0 and said.out == "" and str(out) in said.err
+    body = out.read_text(encoding="utf-8").rpartition("</script></head>")[2]
+    assert "<section id=unit_formats>" in body and "<section id=draft_acceptance>" in body
+    refused = ("--figure", "pie", 2), ("--theme", "pink", 2), ("--out", tmp_path / "no" / "x", 1)
+    for option, value, code in refused:
+        words = ("trace", "draw", path, "--out", out, option, value)
+        workbench(*words).assert_refused(code, str(value))

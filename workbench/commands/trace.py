@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench import paths
+from workbench.grouped import grouped
 from workbench.options import (
     SHOWN_DEVICES,
+    AskedDtypeOption,
+    CapacityOption,
     DeterministicOption,
     DevicesOption,
-    DtypeOption,
+    DraftOptions,
     JsonOption,
     ModelOption,
+    PolicyOptions,
+    PrecisionOption,
     SeedOption,
+    ThresholdsOption,
     open_engine,
 )
 from workbench.output import count, print_json, say, size
@@ -25,46 +33,76 @@ from workbench.output import count, print_json, say, size
 if TYPE_CHECKING:
     from workbench.trace import Trace
 
-app = typer.Typer(help="Record, inspect and export .moetrace files.", no_args_is_help=True)
+app = typer.Typer(help="Record, inspect, draw and export .moetrace files.", no_args_is_help=True)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A .moetrace file.")]
 
 
-@app.command()
-def record(
-    file: FileArgument,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptOptions:
+    """What to run, how far and how."""
+
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TEXT]...", help="Prompts; without any, one of each domain."),
-    ] = None,
-    *,
+    ] = None
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", metavar="FILE", help="Prompts, one a line.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens for each prompt.")] = 32,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: SeedOption = None,
+    ] = None
+    max_tokens: Annotated[int, typer.Option(help="Most new tokens for each prompt.")] = 32
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
+    seed: SeedOption = None
+
+    def prompts(self) -> list[tuple[str, str]]:
+        """Return domain and text of each."""
+        from workbench.prompts import SAMPLES, read_prompts
+
+        own = read_prompts(self.texts or [], self.prompt_file)
+        return [("", prompt) for prompt in own] or list(SAMPLES)
+
+
+@app.command()
+@grouped
+def record(
+    *,
+    file: FileArgument,
+    asked: PromptOptions,
     devices: DevicesOption = SHOWN_DEVICES,
     model: ModelOption = paths.DEFAULT_MODEL,
-    dtype: DtypeOption = "float32",
+    dtype: AskedDtypeOption = None,
+    precision: PrecisionOption = "model",
+    thresholds: ThresholdsOption = None,
+    drafts: DraftOptions,
     deterministic: DeterministicOption = False,
+    asked_of_gate: PolicyOptions,
+    capacity_factor: CapacityOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run prompts together in one batch and write every row to FILE."""
     from engine import SamplingParams
-    from workbench.prompts import SAMPLES, read_prompts
     from workbench.trace import Recorder, save
     from workbench.trace.store import check_place
 
     check_place(file)
-    prompts = [("", prompt) for prompt in read_prompts(texts or [], prompt_file)] or list(SAMPLES)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    prompts, policy = asked.prompts(), asked_of_gate.policy()
+    params = SamplingParams(
+        max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed
+    )
     recorder = Recorder()
     with closing(
         open_engine(
-            model=model, dtype=dtype, devices=devices, deterministic=deterministic, sink=recorder
+            model=model,
+            dtype=dtype,
+            devices=devices,
+            deterministic=deterministic,
+            sink=recorder,
+            precision=precision,
+            thresholds=thresholds,
+            drafts=drafts,
+            capacity_factor=capacity_factor,
         )
     ) as engine:
+        policy.apply(engine)
         for label, prompt in prompts:
             engine.add(prompt, params, label=label)
         while engine.has_work:
@@ -103,10 +141,53 @@ def export(
     """Write FILE as a Chrome trace (JSON) for ui.perfetto.dev or chrome://tracing."""
     from workbench.trace import load
     from workbench.trace.chrome import timeline
+    from workbench.trace.store import check_place
 
+    check_place(out, "timeline")
     events = timeline(load(file))
     out.write_text(json.dumps(events, separators=(",", ":")))
     say(f"{count(len(events['traceEvents']), 'event')} written to {out}")
+
+
+@app.command()
+def draw(
+    file: FileArgument,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Where the page goes, as HTML.")
+    ],
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure", metavar="NAME", help="Only this one, like look_ups; may be repeated."
+        ),
+    ] = None,
+    theme: Annotated[str, typer.Option(metavar="light|dark", help="Colours.")] = "light",
+) -> None:
+    """Draw FILE as one page for a browser: experts, formats, drafts, devices, time."""
+    from engine.config import one_of
+    from workbench.figures.page import NAMES, page
+    from workbench.theme import THEMES
+    from workbench.trace import load
+    from workbench.trace.store import check_place
+
+    check_place(out, "page")
+    one_of("theme", theme, THEMES)
+    for name in figure or ():
+        one_of("figure", name, NAMES)
+    trace = load(file)
+    drawn = page(
+        trace, figure or (), title=file.name, theme=theme, text=_token_text(trace.start.model)
+    )
+    out.write_text(drawn, encoding="utf-8")
+    say(f"drawn to {out} ({size(out.stat().st_size)})")
+
+
+def _token_text(model: str) -> Callable[[int], str] | None:
+    """Return what says the text of a token, if the model that wrote the trace is a bundled one."""
+    from engine.model.tokenizer import Tokenizer
+
+    return Tokenizer(paths.model_folder(model)).token if model in paths.bundled_models() else None
 
 
 def summary(file: Path, trace: Trace) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ MAX_WORDS = 600
 
 PANEL_HEIGHT = 250
 HEAD = 126
+LINE, TITLE_LINE = 18, 27
+"""Pixels of one more line in the head, and in the title."""
+MAX_LINE, MAX_TITLE = 108, 58
+"""Characters of a line; more would run out of a figure 900 pixels wide."""
 FOOT = 64
 
 
@@ -61,7 +66,8 @@ def sheet(
     """
     own = themes.colours(theme)
     badge = label if label is not None else label_words(frame)
-    below = " · ".join(part for part in (badge, note) if part)
+    below = wrap(" · ".join(part for part in (badge, note) if part), MAX_LINE)
+    lines = wrap(title, MAX_TITLE)
     figure = make_subplots(rows=rows, cols=cols, **subplots)
     figure.update_annotations(
         font={"size": 14, "color": own["text"]}, xanchor="left", yanchor="bottom"
@@ -69,8 +75,8 @@ def sheet(
     figure.update_layout(
         template=template(theme),
         height=height,
-        margin={"t": head},
-        title={"text": title, "subtitle": {"text": f"{subtitle}<br>{below}"}},
+        margin={"t": head + (len(below) - 1) * LINE + (len(lines) - 1) * TITLE_LINE},
+        title={"text": "<br>".join(lines), "subtitle": {"text": "<br>".join([subtitle, *below])}},
     )
     if frame.empty:
         figure.update_xaxes(visible=False)

@@ -9,6 +9,9 @@ from workbench import theme as themes
 from workbench.figures.canvas import Line, percent, records, sheet, whole
 from workbench.views.looked_up import LOOK_UP_FORMULA
 
+MIN_ROOM = 5
+"""Bars there is room for at least."""
+
 
 def look_ups(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
     """Draw `views.look_ups`: a bar for each number of rows, what was found and what was not.
@@ -29,7 +32,7 @@ def look_ups(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
     own, lines = themes.colours(theme), records(frame)
     for name, column, colour in (
         ("found", "found", own["accent"]),
-        ("worked out", "missed", themes.state_colour("watch", theme)),
+        ("worked out", "missed", own["rest"]),
     ):
         figure.add_trace(
             go.Bar(
@@ -39,11 +42,16 @@ def look_ups(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
                 marker={"color": colour},
                 customdata=[_hover(line) for line in lines],
                 hovertemplate="%{customdata}<extra></extra>",
+                text=[percent(line["share"]) if column == "found" else "" for line in lines],
+                textposition="inside",
+                insidetextanchor="middle",
                 showlegend=True,
             )
         )
     figure.update_layout(barmode="stack", bargap=0.3)
     figure.update_xaxes(title="rows of the step", type="category", showgrid=False)
+    # One or two bars are to stay slender.
+    figure.update_xaxes(range=[-0.5, max(len(lines), MIN_ROOM) - 0.5])
     figure.update_yaxes(title="look-ups", rangemode="tozero")
     return figure
 

@@ -81,7 +81,7 @@ def overhead_by_step(frame: pd.DataFrame, *, theme: str = "light") -> go.Figure:
     edge = f", {above} above the edge" if above else ""
     figure.update_yaxes(title=f"share{edge}", ticksuffix=" %", range=[0, 100 * top * 1.04])
     figure.update_xaxes(title="step", showgrid=False)
-    figure.update_layout(margin={"r": 170})
+    figure.update_layout(legend={"y": -0.2, "yanchor": "top"}, margin={"r": 170, "b": 116})
     return figure
 
 

@@ -94,20 +94,20 @@ def save(trace: Trace, path: str | Path) -> Path:
     return path
 
 
-def check_place(path: str | Path) -> None:
-    """Refuse at once a place to which `save` cannot write later.
+def check_place(path: str | Path, what: str = "trace") -> None:
+    """Refuse at once a place to which `save`, or who writes `what`, cannot write later.
 
     Raises:
         TraceError: `path` is a folder or a device, or its folder is missing or read-only.
     """
     path = Path(path)
     if path.is_dir():
-        raise TraceError(f"cannot write trace {path}: it is a folder; name a file.")
+        raise TraceError(f"cannot write {what} {path}: it is a folder; name a file.")
     if not path.parent.is_dir():
-        raise TraceError(f"cannot write trace {path}: its folder does not exist; make it first.")
+        raise TraceError(f"cannot write {what} {path}: its folder does not exist; make it first.")
     if not os.access(path.parent, os.W_OK):
-        raise TraceError(f"cannot write trace {path}: its folder is read-only.")
-    _refuse_special(path)
+        raise TraceError(f"cannot write {what} {path}: its folder is read-only.")
+    _refuse_special(path, what)
 
 
 def load(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Trace:
@@ -141,10 +141,10 @@ def load(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Trace:
             raise TraceError(f"{path} cannot be used: {wrong}") from None
 
 
-def _refuse_special(path: Path) -> None:
+def _refuse_special(path: Path, what: str = "trace") -> None:
     """Refuse to put a file in the place of a device, a pipe or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise TraceError(f"cannot write trace {path}: it is not a regular file; name another.")
+        raise TraceError(f"cannot write {what} {path}: it is not a regular file; name another.")
 
 
 def _write(trace: Trace, file: BinaryIO) -> None:
