@@ -20,7 +20,7 @@ HEARS   = import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); 
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 RUN     = OMP_NUM_THREADS=1 $(BIN)/python -c '$(HEARS)' -m
 PYTEST  = $(RUN) coverage run -p -m pytest -m 'not browser and not slow' -p no:cacheprovider $(ARGS)
-COMPUTING = $(addprefix tests/,checkpoint cluster exchange figures kernels model routing runtime train views workbench)
+COMPUTING = $(addprefix tests/,checkpoint exchange figures kernels model routing runtime train views workbench)
 
 .DEFAULT_GOAL := help
 .PHONY: help install start lab test browser notebooks drills soak service check gpu resolve clean

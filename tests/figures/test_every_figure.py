@@ -131,7 +131,7 @@ def _figure(name: str, frame: pd.DataFrame) -> go.Figure:
 def test_no_line_of_the_head_runs_out_of_a_usual_width(name):
     figure = drawn(name)
     title, below = figure.layout.title.text, subtitle(figure).split("<br>")[1:]
-    assert max(map(len, title.split("<br>"))) <= 58 and max(map(len, below)) <= 108
+    assert max(map(len, title.split("<br>"))) <= 66 and max(map(len, below)) <= 108
 
 
 def test_the_page_of_a_trace_is_whole_and_asks_for_nothing():

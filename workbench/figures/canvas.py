@@ -27,7 +27,7 @@ PANEL_HEIGHT = 250
 HEAD = 126
 LINE, TITLE_LINE = 18, 27
 """Pixels of one more line in the head, and in the title."""
-MAX_LINE, MAX_TITLE = 108, 58
+MAX_LINE, MAX_TITLE = 108, 66
 """Characters of a line; more would run out of a figure 900 pixels wide."""
 FOOT = 64
 
