@@ -229,7 +229,7 @@ def _ban_values(snapshot: Snapshot) -> dict[str, Any]:
     values: dict[str, Any] = {"no_bans": not found}
     for at in range(NUM_BANS):
         value, words = found[at] if at < len(found) else ("", "")
-        values |= {f"bv{at}": value, f"bw{at}": words, f"bh{at}": not value}
+        values |= {f"bv{at}": value, f"bw{at}": f"{words} ✕" if value else "", f"bh{at}": not value}
     more = len(found) - NUM_BANS
     return values | {"more_bans": f"and {more} more" if more > 0 else ""}
 

@@ -162,8 +162,8 @@ def test_bans_are_asked_for_told_and_taken_back(source):
     page.tick(anyway=True)
     values = page.page.values
     assert 'data-form="ban"' in page.page.skeleton
-    assert (values["bv0"], values["bw0"]) == ("3", "expert 3, all layers")
-    assert (values["bv1"], values["bw1"], values["bh2"]) == ("2:5", "expert 5, layer 2", True)
+    assert (values["bv0"], values["bw0"]) == ("3", "expert 3, all layers ✕")
+    assert (values["bv1"], values["bw1"], values["bh2"]) == ("2:5", "expert 5, layer 2 ✕", True)
     assert not values["no_bans"] and values["more_bans"] == ""
     source.facts = {"banned": [[0, e] for e in range(8)]}
     source.step(2)
