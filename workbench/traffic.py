@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -51,14 +52,11 @@ def corpus_prompts(texts: int = TEXTS_PER_DOMAIN, seed: int = 0) -> list[Prompt]
     Raises:
         ConfigError: the corpus is missing.
     """
-    from engine.train.data import DOMAINS, documents
+    from engine.train.data import DOMAINS
 
     rng = random.Random(seed)
     by_domain = [
-        deque(
-            Prompt(domain, excerpt(document.text, rng))
-            for document in islice(documents(domain, "heldout"), texts)
-        )
+        deque(Prompt(domain, excerpt(text, rng)) for text in _heldout(domain, texts))
         for domain in DOMAINS
     ]
     mixed: list[Prompt] = []
@@ -70,6 +68,13 @@ def corpus_prompts(texts: int = TEXTS_PER_DOMAIN, seed: int = 0) -> list[Prompt]
     if not mixed:
         raise ConfigError("the corpus holds no held-out text; rebuild it with engine.train.corpus.")
     return mixed
+
+
+@cache
+def _heldout(domain: str, texts: int) -> tuple[str, ...]:
+    from engine.train.data import documents
+
+    return tuple(document.text for document in islice(documents(domain, "heldout"), texts))
 
 
 def beginning_alike(prompts: Sequence[Prompt], beginnings: int) -> list[Prompt]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -10,9 +13,10 @@ import yaml
 from engine.errors import ConfigError
 from tests.drills.conftest import ALL
 from workbench.drills.checks import key
-from workbench.drills.files import filled_in, find, folder, parse, scenarios
+from workbench.drills.files import filled_in, find, folder, parse, read, scenarios
 from workbench.drills.scenario import REPAIR, Tolerance
 
+SHIPPED = folder() / "hot-expert.yaml"
 FAVOUR = {
     "type": "python",
     "module": "workbench.drills.injector",
@@ -23,13 +27,27 @@ FAVOUR = {
 
 @pytest.fixture(scope="module")
 def shipped():
-    return yaml.safe_load((folder() / "hot-expert.yaml").read_text("utf-8"))
+    return yaml.safe_load(SHIPPED.read_text("utf-8"))
 
 
 def test_the_shipped_drills_are_valid_and_sorted_by_level():
     found = scenarios()
     assert {scenario.id for scenario in found} == {path.stem for path in folder().glob("*.yaml")}
     assert [scenario.level for scenario in found] == sorted(scenario.level for scenario in found)
+
+
+def test_what_a_file_is_held_against_loads_no_torch():
+    code = "import sys; from workbench.drills import acts, acts_service, breaks, jobs, probes"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_file_is_read_again_once_it_was_written_again(tmp_path):
+    path = tmp_path / "hot-expert.yaml"
+    for number, title in enumerate(("Once upon a time", "Once again")):
+        path.write_text(yaml.safe_dump(yaml.safe_load(SHIPPED.read_text()) | {"title": title}))
+        os.utime(path, ns=(number, number))
+        assert read(path).title == title and read(path) is read(path)
 
 
 @pytest.mark.parametrize("drill", ALL)

@@ -73,6 +73,16 @@ def read(path: Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, breaks the schema, or names something that does not exist.
     """
+    try:
+        written_ns = path.stat().st_mtime_ns
+    except OSError:
+        written_ns = 0  # `read_yaml` says why
+    return _as_written(path, written_ns)
+
+
+@cache
+def _as_written(path: Path, written_ns: int) -> Scenario:
+    """Read a file once for each time it was written: lists of all drills are asked for often."""
     return parse(read_yaml(path), path.name, drill=path.stem)
 
 
@@ -202,7 +212,7 @@ def _repair(raw: Mapping[str, Any]) -> Repair:
 
 def _faults(scenario: Scenario, drill: str | None) -> Iterator[str]:
     """Yield what the schema cannot see, one sentence each."""
-    # Here, because they bring torch, and whoever only lists drills pays for this module alone.
+    # Here, so that what only starts or joins a drill does not pay for them.
     from workbench.drills.acts import ACTS
     from workbench.drills.breaks import ACTIONS, undone
     from workbench.drills.jobs import job

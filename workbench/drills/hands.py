@@ -9,14 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError, nearest
-from engine.routing.table import RoutingTable
-from engine.runtime.control import Control
-from workbench.drills.deployment import Deployment
 from workbench.drills.scenario import Scenario
-from workbench.trace.trace import Trace
+
+if TYPE_CHECKING:  # the engine brings torch, and whoever only reads drills has none to work on
+    from engine.routing.table import RoutingTable
+    from engine.runtime.control import Control
+    from workbench.drills.deployment import Deployment
+    from workbench.trace.trace import Trace
 
 ACTS: dict[str, Callable[..., str]] = {}
 """By name, as the command line and drill files call them."""
