@@ -115,7 +115,7 @@ def assert_restored(proof, facts):
 
 @pytest.mark.timeout(600)
 def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path, capfd):
-    with runner("hot-expert", tmp_path) as (process, facts):
+    with runner("small-batches", tmp_path) as (process, facts):
         assert main(["drill", "act", "smooth", "--bonus", "2", "--state", str(tmp_path)]) == 0
         assert main(["drill", "act", "smooth", "--bonus", "nan", "--state", str(tmp_path)]) == 2
         assert main(["drill", "debrief", "--state", str(tmp_path)]) == 1
@@ -128,7 +128,7 @@ def test_killing_the_runner_restores_the_engine_and_ends_it(tmp_path, capfd):
     capfd.readouterr()
     assert main(["drill", "reset", "--json", "--state", str(tmp_path)]) == 0
     done = json.loads(capfd.readouterr().out)
-    assert done["found"] == "hot-expert" and "its runner has gone" in done["how"]
+    assert done["found"] == "small-batches" and "its runner has gone" in done["how"]
     assert_restored(done["proof"], facts)
     assert drills.reset(tmp_path) == NOTHING
     _, journal = Store.at(tmp_path).read()

@@ -21,7 +21,7 @@ def journal(bench):
     from workbench.drills.files import find
     from workbench.drills.session import Session
 
-    session = Session(find("half-updated-table"), bench.deployment, bench.window)
+    session = Session(find("copies-counted-twice"), bench.deployment, bench.window)
     bench.window.clear()
     rehearse(session)
     return json.loads(json.dumps(session.journal()))

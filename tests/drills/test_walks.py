@@ -201,6 +201,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(make_session):
     assert session.acts == [] and session.diagnosis is None
 
 
+@pytest.mark.slow
 def test_copies_of_the_hot_expert_also_repair_and_moving_it_does_not(make_session):
     session = make_session("hot-expert")
     session.prepare()
