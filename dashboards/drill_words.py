@@ -29,7 +29,9 @@ def table(seen: dict[str, Any] | None, stale: bool) -> dict[str, Any]:
         "policy": "; ".join(set_now) or "nothing set",
         "rows": "▲ from before the last act"
         if stale
-        else f"measured over {readings.number(seen['rows'])} rows",
+        else f"measured over {readings.number(seen['rows'])} rows"
+        if seen["rows"]
+        else "no row has run since the last act",
         "rows_class": "small tone-warn" if stale else "small muted",
         "stale": "stale" if stale else "",
     }
@@ -60,14 +62,15 @@ def deployment(seen: dict[str, Any] | None) -> dict[str, Any]:
     facts = (seen or {}).get("deployment")
     if not facts:
         return {"runs": "", "options": "", "others": ""}
-    there = "" if "service" in facts else "started as planned"
-    newest = facts["starts"][-1]["said"] if facts["starts"] else there or "the service runs"
+    planned = "" if "service" in facts else "started as planned"
+    newest = facts["starts"][-1]["said"] if facts["starts"] else planned
+    runs = "✓ runs" if facts["running"] else "■ does not run"
     others = [
         f"rank {rank} {'✓' if there else '■ missing'}" for rank, there in facts["ranks"].items()
     ]
     others += [_job(job) for job in facts["jobs"]]
     return {
-        "runs": f"{'✓' if facts['running'] else '■ does not run'} {newest}",
+        "runs": f"{runs}; {newest}" if newest else runs,
         "options": _options(facts["instances"]),
         "others": "; ".join(others) or "nothing",
     }

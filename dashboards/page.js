@@ -201,7 +201,8 @@ function render({ model, el }) {
       && !target.closest("dialog:not([open])");
     if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
     if (event.key === "?") dialog("help")?.showModal();
-    else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")) return;
+    else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")
+      && !(target.type === "radio" && /^[a-z0-9]$/.test(event.key))) return;
     else if (CHILD_KEYS.test(event.key) && !(typing && event.key === " ") && taker()) {
       const { key, shiftKey } = event;
       taker().focus({ preventScroll: true });

@@ -116,13 +116,16 @@ class Drills(Session):
         if seen is None or seen is self._drawn:
             return
         self._drawn = seen
-        counts_LE, rows_LG = np.array(seen["expert_counts"]), np.array(seen["device_rows"])
-        if rows_LG.size or "target" in self.room.briefing:
-            self.map.say(load_spec(self.room.briefing.get("layers") or range(len(counts_LE))))
-            self.map.draw(fair_shares(counts_LE))
-        if rows_LG.size:  # else no engine runs, or a service, which does not tell
-            self.devices.say(_device_spec(*rows_LG.shape))
-            self.devices.draw(fair_shares(rows_LG))
+        briefing, counts_LE = self.room.briefing, np.array(seen["expert_counts"])
+        rows_LG = np.array(seen["device_rows"])
+        self.map.say(load_spec(briefing.get("layers") or range(len(counts_LE))))
+        self.map.draw(fair_shares(counts_LE))
+        if "target" in briefing:  # a service does not tell it by device
+            return
+        if not rows_LG.size:  # no engine runs, so nothing is placed anywhere
+            rows_LG = np.zeros((len(counts_LE), max(briefing["needs"].values())))
+        self.devices.say(_device_spec(*rows_LG.shape))
+        self.devices.draw(fair_shares(rows_LG))
 
     def on_action(self, name: str, value: Any) -> None:
         """Do what the learner asks for, after what was asked for before."""

@@ -88,7 +88,7 @@ def test_acts_that_need_ranks_or_jobs_are_offered_where_there_are_some():
 def test_what_a_service_does_not_tell_is_not_called_missing(source, there):
     page = visit(source, THERE)
     values = page.page.values
-    assert values["table"] == "v7" and values["runs"] == "✓ the service runs"
+    assert values["table"] == "v7" and values["runs"] == "✓ runs"
     assert 'data-child="second"' not in page.page.skeleton
     assert page.map.spec.rows == ("1", "3") and len(COUNTS) == 2
 

@@ -178,3 +178,16 @@ def test_the_head_says_whose_status_it_is_while_a_drill_runs(source, drill):
     source.step(3)
     assert "engine of its own" not in visit(source).page.values["engine"]
     assert "engine of its own" in visit(source, START).page.values["engine"]
+
+
+def test_an_engine_that_does_not_run_is_drawn_idle_and_said_so(source, drill, monkeypatch):
+    facts = {"running": False, "starts": [{"said": "it did not start"}], "ranks": {}, "jobs": []}
+    seen = drill.observe() | {"rows": 0, "table": None, "device_rows": []}
+    seen |= {"expert_counts": [[0] * 4] * 2, "deployment": facts | {"instances": [{}]}}
+    monkeypatch.setattr(drill, "observe", lambda: seen)
+    page = visit(source, START)
+    assert page.page.values["runs"] == "■ does not run; it did not start"
+    assert page.page.values["rows"] == "no row has run since the last act"
+    assert page.devices.spec.columns == ("0", "1", "2", "3")
+    assert not decode_frame(page.devices.pane.frame).cells_RC.any()
+    assert not decode_frame(page.map.pane.frame).cells_RC.any()
