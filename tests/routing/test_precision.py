@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +71,10 @@ BAD = {
     "a limit that is no number": ('{"format": 1, "weights_sha256": "", "layers": '
                                   '[{"min_margin": NaN}]}', "min_margin \\(nan\\)"),
     "an unknown class": ({"layers": [{"full_classes": ["digit"]}]}, "did you mean 'digits'"),
+    "a limit beyond all numbers": ({"layers": [{"max_range": 10**400}]}, "max_range \\(1000"),
+    "a position before all": ({"layers": [{"min_position": -1}]}, "min_position \\(-1\\) must lie"),
+    "a position beyond all": ({"layers": [{"min_position": 1 << 31}]}, "min_position \\(2147483648"),
+    "a file without end": (" " * (1 << 20) + "{}", "longer than 1048576 bytes"),
     "a word for a position": ({"layers": [{"min_position": "0"}]}, "min_position"),
     "a number for yes": ({"layers": [{"whitelist": 1}]}, "whitelist \\(1\\) must be true or false"),
     "a number for a reason": ({"layers": [{"why": 5}]}, "why \\(5\\) must be a text"),
@@ -92,6 +98,33 @@ def test_a_file_that_is_not_right_is_refused_in_one_sentence(tmp_path, what):
 def test_a_file_that_is_missing_says_how_to_make_it(tmp_path):
     with pytest.raises(ConfigError, match=r"is missing.*precision calibrate"):
         load(tmp_path / "none.json")
+
+
+def test_what_is_no_plain_file_is_neither_read_nor_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(ConfigError, match="it is no plain file"):
+            load(place)
+    for place in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(ConfigError, match="cannot write .*no plain file"):
+            thresholds(LayerThresholds()).save(place)
+
+
+@pytest.mark.parametrize("moment", ["write", "replace"])
+def test_whoever_is_interrupted_while_storing_leaves_the_old_file(tmp_path, monkeypatch, moment):
+    file = tmp_path / "p.json"
+    thresholds(LayerThresholds()).save(file)
+    before = file.read_bytes()
+
+    def interrupted(*_):
+        assert file.read_bytes() == before
+        raise KeyboardInterrupt
+
+    target, name = {"write": (os, "fsync"), "replace": (Path, "replace")}[moment]
+    monkeypatch.setattr(target, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thresholds(LayerThresholds(why="other")).save(file)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 def test_features_are_those_of_the_docstrings():

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ KINDS = ("sequence", "expert")
 MODES = ("model", "int8", "auto")
 """Formats in force: the engine's own, INT8 everywhere, or chosen by unit."""
 MAX_UNIT_ROWS = 256
+MAX_POSITION = (1 << 31) - 1
+MAX_BYTES = 1 << 20
+"""Of a file: a layer takes some 300."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,28 +97,44 @@ class Thresholds:
         """Refuse at once a place to which `save` cannot write later.
 
         Raises:
-            ConfigError: it is a folder, or its folder is missing or read-only.
+            ConfigError: it is a folder or a device, or its folder is missing or read-only.
         """
         path = Path(path)
         if path.is_dir():
             raise ConfigError(f"cannot write {path}: it is a folder; name a file.")
         if not path.parent.is_dir():
             raise ConfigError(f"cannot write {path}: its folder does not exist; make it first.")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {path}: it is no plain file; name another.")
+        if not os.access(path.parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}: its folder is read-only.")
+        if path.exists() and not os.access(path, os.W_OK):
             raise ConfigError(f"cannot write {path}: it is read-only.")
 
     def save(self, path: str | Path, measured: Mapping[str, Any] | None = None) -> None:
         """Write the file; `measured` is kept beside the limits for people and read by nobody.
 
+        Whoever is interrupted or killed meanwhile leaves the old file, whole.
+
         Raises:
             ConfigError: it cannot be written there.
         """
+        self.check_place(path)
         content = {"format": FORMAT, **asdict(self), "measured": dict(measured or {})}
         text = json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
+        target = Path(path).resolve()
+        aside = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(target)
         except OSError as failed:
             raise ConfigError(f"cannot write {path}: {failed.strerror or failed}.") from None
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path, *, weights_sha256: str, num_layers: int) -> Thresholds:
@@ -124,12 +144,14 @@ class Thresholds:
             ConfigError: it is missing, damaged, of another model, or holds a value out of range.
         """
         try:
-            found = _from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except OSError:
+            found = _from_json(json.loads(_content(Path(path))))
+        except FileNotFoundError:
             raise ConfigError(
                 f"{path} is missing: it says which tokens suit INT8. Run 'workbench precision "
                 "calibrate', or take another --precision."
             ) from None
+        except OSError as failed:
+            raise ConfigError(f"cannot read {path}: {failed.strerror or failed}.") from None
         except ConfigError as wrong:
             raise ConfigError(f"{path} cannot be used: {wrong} {_AGAIN}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as wrong:
@@ -175,6 +197,17 @@ def units_in_words(thresholds: Thresholds) -> str:
 _AGAIN = "Run 'workbench precision calibrate' again."
 
 
+def _content(path: Path) -> str:
+    """Return the text of a plain file of reasonable size, and nothing of a device or a pipe."""
+    if path.exists() and not path.is_file():
+        raise ConfigError("it is no plain file.")
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"it is longer than {MAX_BYTES} bytes.")
+    return text.decode("utf-8")
+
+
 def _from_json(content: Any) -> Thresholds:
     if not isinstance(content, dict):
         raise ConfigError("it is no JSON object.")
@@ -214,6 +247,8 @@ def _layer(content: Any) -> LayerThresholds:
     ):
         if name in values and type(values[name]) is not kind:
             raise ConfigError(f"{name} ({values[name]!r:.40}) must be {words}.")
+    if not 0 <= (position := values.get("min_position", 0)) <= MAX_POSITION:
+        raise ConfigError(f"min_position ({position!r:.40}) must lie between 0 and {MAX_POSITION}.")
     return LayerThresholds(**values)
 
 
@@ -221,9 +256,13 @@ def _number(name: str, value: Any, without: float) -> float:
     """Return a limit; null stands for none."""
     if value is None:
         return without
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ConfigError(f"{name} ({value!r}) must be a finite number or null.")
-    return float(value)
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} ({value!r:.40}) must be a finite number or null.")
+    return number
 
 
 def _known(kind: type, content: Mapping[str, Any]) -> None:
