@@ -37,8 +37,9 @@ Shares = np.ndarray[Any, np.dtype[np.float64]]
 
 DEFINITION = (
     "acceptance = accepted / proposed, where a proposal is accepted when it is the token that the "
-    "target itself draws there and all proposals before it were; tokens per target step = accepted "
-    "/ steps + 1, over all steps of the target that drew a token of the request"
+    "target itself draws there (drawn for rejection sampling: when a chance of min(1, target's / "
+    "draft's probability) lets it stand) and all proposals before it were; tokens per target step "
+    "= accepted / steps + 1, over all steps of the target that drew a token of the request"
 )
 """The one definition of the figures, printed beside them."""
 
