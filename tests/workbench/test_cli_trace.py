@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 
 import numpy as np
@@ -64,6 +65,29 @@ def test_info_says_what_is_in_the_file(workbench, file):
     assert report["devices"] == trace.start.num_devices == SHOWN_DEVICES, "as `start` has"
     said = workbench("trace", "info", file)
     assert said.code == 0 and f"{trace.num_rows}" in said.out and said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--precision", "auto"), r"formats .*% of {rows:,} expert rows in INT8, \d+ run again"),
+        (("--capacity-factor", "1"), r"dropped .*{lost:,} of {rows:,} \(token, expert\) slots"),
+        ((), None),
+    ],
+)
+def test_info_says_which_formats_ran_and_what_found_no_room(workbench, tmp_path, words, told):
+    file = tmp_path / "x.moetrace"
+    workbench("trace", "record", file, "12 * 7 =", "Der Server", "--max-tokens", "4", *words)
+    report, trace = workbench("trace", "info", file, "--json").json, load(file)
+    rows = trace.columns["rows/topk_ids"].size
+    lost = int((trace.columns["rows/phy_ids"] < 0).sum())
+    assert report["dropped_slots"] == lost and (lost > 0) == ("--capacity-factor" in words)
+    assert report["formats"]["rows"] == (rows if "--precision" in words else 0)
+    said = workbench("trace", "info", file).out
+    if told is None:
+        assert "\nformats" not in said and "\ndropped" not in said
+    else:
+        assert re.search(told.format(rows=rows, lost=lost), said)
 
 
 def test_export_writes_a_chrome_timeline_that_spans_the_steps(workbench, file, tmp_path):
@@ -129,7 +153,9 @@ def test_bad_usage_is_one_sentence(workbench, tmp_path, monkeypatch, words, code
 
 def test_a_timeline_that_cannot_be_written_is_one_sentence(workbench, file, tmp_path):
     out = tmp_path / "no" / "x.json"
-    workbench("trace", "export", file, "--out", out).assert_refused(1, str(out), "folder does not exist")
+    workbench("trace", "export", file, "--out", out).assert_refused(
+        1, str(out), "folder does not exist"
+    )
 
 
 def test_draw_writes_a_page_with_what_was_decided_on_all_levels(workbench, tmp_path):

@@ -200,7 +200,7 @@ def summary(file: Path, trace: Trace) -> dict[str, Any]:
     from workbench.trace.schema import VERSION
 
     start = trace.start
-    durations = trace.columns["steps/duration_ms"]
+    durations, phy_ids = trace.columns["steps/duration_ms"], trace.columns["rows/phy_ids"]
     times = trace.columns["steps/time_s"]
     causes = Counter(CAUSES[cause] for cause in trace.columns["rows/causes"].tolist())
     return {
@@ -222,10 +222,29 @@ def summary(file: Path, trace: Trace) -> dict[str, Any]:
         "seconds": float(times[-1] - times[0] + durations[-1] / 1000) if len(times) else 0.0,
         "step_ms_median": float(_median(durations)) if len(durations) else None,
         "bad_rows": int(trace.columns["steps/bad_rows"].sum()),
+        "dropped_slots": int(((phy_ids < 0) & (trace.columns["rows/topk_ids"] >= 0)).sum()),
+        "formats": {
+            name: int(trace.columns[f"units/{name}"].sum())
+            for name in ("rows", "int8_rows", "rerun_rows")
+        },
         "expert_counts": trace.expert_counts(),
         "balance": {"value": balance(trace.expert_counts()), "formula": BALANCE_FORMULA},
         "dropped": pack(trace.dropped),
     }
+
+
+def _mechanisms(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return name and fact of what was on: formats by unit, capacity."""
+    facts, formats = [], report["formats"]
+    if formats["rows"]:
+        share = formats["int8_rows"] / formats["rows"]
+        again = f", {formats['rerun_rows']:,} run again"
+        facts.append(("formats", f"{share:.1%} of {formats['rows']:,} expert rows in INT8{again}"))
+    if report["dropped_slots"]:
+        slots = report["rows"] * report["moe_layers"] * report["top_k"]
+        lost = f"{report['dropped_slots']:,} of {slots:,} (token, expert) slots"
+        facts.append(("dropped", f"{lost} for lack of room"))
+    return facts
 
 
 def _median(values: Any) -> Any:
@@ -259,8 +278,9 @@ def _show(report: dict[str, Any]) -> None:
             + (f", median {median:.2f} ms" if median is not None else ""),
         ),
         ("rows", f"{report['rows']:,}" + (f" ({causes})" if causes else "")),
+        *_mechanisms(report),
         ("decisions", f"{report['decisions']:,}"),
-        ("dropped", f"{count(dropped['steps'], 'step')}, {count(dropped['notes'], 'note')}"),
+        ("not kept", f"{count(dropped['steps'], 'step')}, {count(dropped['notes'], 'note')}"),
     )
     for name, fact in rows:
         facts.add_row(Text(name, style="bold"), Text(fact))
