@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.config.checks import one_of
 from engine.errors import ConfigError
 from workbench import paths
 from workbench.output import say
@@ -165,13 +166,26 @@ StateOption = Annotated[
 ]
 
 
-def number_formats(dtype: str | None, precision: str) -> tuple[str, str]:
+PRECISIONS = ("auto", "bf16", "int8", "model")
+"""What --precision takes."""
+
+
+def number_formats(
+    dtype: str | None, precision: str, *, deterministic: bool = False
+) -> tuple[str, str]:
     """Return the engine's `dtype` and `precision` for what was asked; None is no --dtype.
 
     Raises:
-        ConfigError: `bf16` is asked for together with another --dtype.
+        ConfigError: there is no such precision, or `bf16` is asked for together with another
+            --dtype or with --deterministic.
     """
+    one_of("precision", precision, PRECISIONS)
     if precision == "bf16":
+        if deterministic:
+            raise ConfigError(
+                "--precision bf16 runs all in bfloat16, but --deterministic needs float32; drop "
+                "one of the two."
+            )
         if dtype not in (None, "bfloat16"):
             raise ConfigError(
                 f"--precision bf16 runs all in bfloat16, but --dtype is {dtype}; drop one of them."
@@ -262,7 +276,7 @@ def open_engine(
     """
     from engine import Engine, EngineConfig
 
-    dtype, precision = number_formats(dtype, precision)
+    dtype, precision = number_formats(dtype, precision, deterministic=deterministic)
     config = EngineConfig(
         model=paths.model_folder(model),
         dtype=dtype,

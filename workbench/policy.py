@@ -99,13 +99,13 @@ def _smoothing(text: str) -> tuple[float, int, float]:
     bonus, window, decay = [*text.split(","), *("1", "1")[text.count(",") :]][:3]
     numbers = _number(bonus), _number(decay)
     digits = window.strip()
-    whole = digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
+    whole = digits.isascii() and digits.isdigit()
     if None in numbers or not whole or text.count(",") > 2:
         raise ConfigError(
             f"--smoothing ({text}) must read BONUS[,WINDOW[,DECAY]], like 0.5,4,0.7: added to the "
             "logits of experts used in the last WINDOW tokens, times DECAY for each token since."
         )
-    return float(bonus), int(digits), float(decay)
+    return float(bonus), int(digits[:18]), float(decay)
 
 
 def _cell(option: str, text: str, whole: str) -> tuple[int | None, int]:

@@ -73,7 +73,7 @@ BAD = {
     "an unknown class": ({"layers": [{"full_classes": ["digit"]}]}, "did you mean 'digits'"),
     "a limit beyond all numbers": ({"layers": [{"max_range": 10**400}]}, "max_range \\(1000"),
     "a position before all": ({"layers": [{"min_position": -1}]}, "min_position \\(-1\\) must lie"),
-    "a position beyond all": ({"layers": [{"min_position": 1 << 31}]}, "min_position \\(2147483648"),
+    "a position beyond all": ({"layers": [{"min_position": 1 << 31}]}, "position \\(2147483648"),
     "a file without end": (" " * (1 << 20) + "{}", "longer than 1048576 bytes"),
     "a word for a position": ({"layers": [{"min_position": "0"}]}, "min_position"),
     "a number for yes": ({"layers": [{"whitelist": 1}]}, "whitelist \\(1\\) must be true or false"),

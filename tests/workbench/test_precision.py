@@ -106,7 +106,9 @@ def test_commands_refuse_what_they_cannot_do(workbench, tmp_path):
     workbench("precision", "report", "--thresholds", file).assert_refused(2, "is missing")
     workbench("precision", "calibrate", "--unit-rows", "0").assert_refused(2, "unit_rows")
     workbench("precision", "calibrate", "--unit", "token").assert_refused(2, "unit", "sequence")
-    workbench("precision", "calibrate", "--windows", "0").assert_refused(2, "windows")
+    for name, value in (("windows", "0"), ("windows", "1025"), ("length", "15"), ("length", "513")):
+        for command in ("calibrate", "report"):
+            workbench("precision", command, f"--{name}", value).assert_refused(2, name, value)
     for out in (tmp_path, tmp_path / "no" / "x.json"):
         words = ("precision", "calibrate", "--windows", "1", "--length", "16", "--out", out)
         workbench(*words).assert_refused(2, f"cannot write {out}")

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config.checks import at_least, one_of
+from engine.config.checks import at_least, one_of, within
 from workbench import paths
 from workbench.options import JsonOption, ModelOption, ThresholdsOption
 from workbench.output import print_json, say
 
 app = typer.Typer(help="Number formats by unit of rows: thresholds and their worth.",
                   no_args_is_help=True)  # fmt: skip
+
+MAX_WINDOWS = 1024
+"""Of each domain; more would take the whole corpus, for hours."""
 
 WindowsOption = Annotated[
     int, typer.Option("--windows", metavar="N", help="Stretches of text of each domain.")
@@ -59,7 +62,7 @@ def calibrate(
     from workbench.precision import engines, texts, told, worth
 
     one_of("unit", unit, KINDS)
-    _check(windows, length)
+    _check(model, windows, length)
     if not 0 < number("max_rise", max_rise) <= 1:
         raise ConfigError(f"max_rise ({max_rise}) must be above 0 and at most 1, like 0.01.")
     engine, base, path = engines.open_both(model, threads=threads, measuring=True)
@@ -98,7 +101,7 @@ def report(
     from workbench.precision import engines, told, worth
     from workbench.precision.speed import Listener
 
-    _check(windows, length)
+    _check(model, windows, length)
     at_least("rounds", rounds, 0)
     heard = Listener()
     engine, found, path = engines.open_both(
@@ -123,9 +126,11 @@ def report(
         print_json(result)
 
 
-def _check(windows: int, length: int) -> None:
-    at_least("windows", windows, 1)
-    at_least("length", length, 16)
+def _check(model: str, windows: int, length: int) -> None:
+    from engine.checkpoint.load import read_config
+
+    within("windows", windows, 1, MAX_WINDOWS)
+    within("length", length, 16, read_config(paths.model_folder(model)).max_position_embeddings)
 
 
 def _flat(by_domain: dict[str, list[list[int]]]) -> list[list[int]]:

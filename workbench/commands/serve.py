@@ -77,7 +77,9 @@ class EngineOptions:
         """
         from engine.config import EngineConfig
 
-        dtype, precision = number_formats(self.dtype, self.precision)
+        dtype, precision = number_formats(
+            self.dtype, self.precision, deterministic=self.deterministic
+        )
         cores = os.cpu_count() or 2
         return EngineConfig(
             model=paths.model_folder(model),
