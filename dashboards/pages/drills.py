@@ -308,6 +308,7 @@ def _device_spec(layers: int, devices: int) -> MapSpec:
         columns=tuple(str(device) for device in range(devices)),
         unit="× fair share",
         short_unit="×",
+        low_word="idle",
         marks=((0.0, "idle"), (1.0, "fair share"), (4.0, "4× or more")),
         idle="Every device is idle",
     )
