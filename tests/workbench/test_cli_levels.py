@@ -128,7 +128,12 @@ def test_jumps_and_balance_by_hand():
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        (("levels", "--tokens", "0"), 2, "at least 1"),
+        (("levels", "--tokens", "0"), 2, "tokens (0) must lie between 1 and 240"),
+        (("levels", "--tokens", "241"), 2, "tokens (241)"),
+        (("levels", "--rounds", "1001"), 2, "rounds (1001)"),
+        (("experiment", "smoothing", "--requests", "1025"), 2, "requests (1025)"),
+        (("experiment", "smoothing", "--texts", "0"), 2, "texts (0)"),
+        (("experiment", "capacity", "--texts", "1025"), 2, "texts (1025)"),
         (("levels", "--model", "polyglot-draft"), 1, "no experts"),
         (("experiment", "smoothing", "--strengths", "a"), 2, "--strengths (a)"),
         (("experiment", "smoothing", "--window", "0"), 2, "window (0)"),

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.errors import MachineError, RequestError
+from engine.config.checks import within
+from engine.errors import MachineError
 from engine.events import Event, StepEvent
 from workbench.bench.machine import report
-from workbench.bench.smoothing import held_out, log_probabilities
+from workbench.bench.smoothing import MOST, held_out, log_probabilities
 
 FORMULAS = {
     "dropped_share": "pairs of token and expert that found no room / pairs, all layers",
@@ -37,12 +38,11 @@ def run(
         texts: held-out texts of each domain.
 
     Raises:
-        RequestError: `texts` is below 1.
+        ConfigError: `texts` is out of range.
         RoutingError: a factor is out of range.
         MachineError: the model has no experts.
     """
-    if texts < 1:
-        raise RequestError(f"texts ({texts}) must be a whole number of at least 1.")
+    within("texts", texts, 1, MOST)
     heard = _Counts()
     with closing(Engine(EngineConfig(model=model), sink=heard)) as engine:
         if not engine.model_config.is_moe:

@@ -21,13 +21,16 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.errors import MachineError, RequestError
+from engine.config.checks import within
+from engine.errors import MachineError
 from engine.events import Event, StepEvent
 from engine.routing.cache import MAX_ROWS
 from engine.routing.precision import FILE
 from workbench.bench.machine import report, torch_threads
 from workbench.bench.routing_overhead import DEVICES, replicate
 
+MOST_TOKENS, MOST_ROUNDS = 240, 1000
+"""Twice so many tokens are written after a prompt, in models that take at most 512."""
 PROMPT = "Der Server ist"
 NUMBERS = "12 * 7 = "
 LEVEL_KEYS = (
@@ -62,11 +65,11 @@ def run(model: Path, draft: Path, *, tokens: int = 48, rounds: int = 2) -> dict[
         rounds: sequences of each side of a comparison.
 
     Raises:
-        RequestError: a number is below 1.
+        ConfigError: a number is out of range.
         MachineError: the model has no experts.
     """
-    if min(tokens, rounds) < 1:
-        raise RequestError("tokens and rounds must be whole numbers of at least 1.")
+    within("tokens", tokens, 1, MOST_TOKENS)
+    within("rounds", rounds, 1, MOST_ROUNDS)
     with torch_threads(1):
         rows = [
             *_expert_and_device(model, tokens, rounds),

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.errors import MachineError, RequestError
+from engine.config.checks import at_least, within
+from engine.errors import MachineError
 from engine.events import Event, Int64, StepEvent
 from engine.exchange.dispatch import traffic
 from engine.train.data import DOMAINS, documents
@@ -26,6 +27,8 @@ from workbench.bench.machine import report, torch_threads
 from workbench.traffic import corpus_prompts
 
 DEVICES = 4
+MOST = 1024
+"""Requests, texts and rounds; more would take hours and all memory."""
 TEXT_CHARACTERS = 300
 FORMULAS = {
     "jump_rate": "pairs of neighbouring tokens of a sequence with other sets of experts / pairs, "
@@ -68,12 +71,13 @@ def run(
         threads: of one product; None leaves torch's setting.
 
     Raises:
-        RequestError: a number is below 1.
+        ConfigError: a number is out of range.
         RoutingError: a strength, the window or the decay is out of range.
         MachineError: the model has no experts.
     """
-    if min(requests, tokens, texts, rounds) < 1:
-        raise RequestError("requests, tokens, texts and rounds must be at least 1.")
+    for name, value in (("requests", requests), ("texts", texts), ("rounds", rounds)):
+        within(name, value, 1, MOST)
+    at_least("tokens", tokens, 1)
     choices, levels = _Choices(), (0.0, *(s for s in strengths if s))
     with torch_threads(threads):
         config = EngineConfig(model=model, num_devices=DEVICES, max_running=requests)

@@ -16,7 +16,7 @@ DRAFT_MODEL = "polyglot-draft"
 def levels(
     *,
     model: ModelOption = paths.DEFAULT_MODEL,
-    tokens: Annotated[int, typer.Option(help="New tokens of a sequence.")] = 48,
+    tokens: Annotated[int, typer.Option(help="New tokens of a sequence, at most 240.")] = 48,
     rounds: Annotated[int, typer.Option(help="Sequences of each side; medians are shown.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
