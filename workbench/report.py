@@ -62,6 +62,7 @@ def generation(
             "table_version": tally.table_version,
             "overhead_share": round(tally.overhead_share, 6),
             "dropped_slots": tally.dropped,
+            "units": {name: tally.units[name] for name in ("all", "int8", "failed")},
             "balance": {"value": balance(counts_LE), "formula": BALANCE_FORMULA},
         },
     }
@@ -120,6 +121,11 @@ def generation_summary(report: dict[str, Any], seconds: float) -> str:
             f"busiest is expert {expert} of layer {layer} with {share:.0%} of its layer; "
             f"routing overhead {routing['overhead_share']:.1%} of step time"
         )
+        if num_units := (units := routing["units"])["all"]:
+            lines.append(
+                f"{units['int8'] / num_units:.0%} of {count(num_units, 'unit')} of rows in INT8, "
+                f"{units['failed']} of them run again in full precision"
+            )
         if lost := sum(routing["dropped_slots"]):
             lines.append(
                 f"{count(lost, '(token, expert) slot')} dropped for lack of room, by MoE layer "

@@ -29,6 +29,9 @@ class Tally:
         self.dropped: list[int] = []
         """By MoE layer: (token, expert) slots that found no room at their expert."""
 
+        self.units: Counter[str] = Counter()
+        """Units whose number format was chosen: all, in INT8, and run again."""
+
     def emit(self, event: Event) -> None:
         """Add one step; a start sets the shape, other events pass by."""
         if isinstance(event, StepEvent):
@@ -55,13 +58,15 @@ class Tally:
         self.duration_ms += step.duration_ms
         self.stage_ms.update(step.stage_ms)
         self.table_version = step.table_version
-        for layer, dropped in enumerate(step.dropped):
-            self.dropped[layer] += dropped
+        for place, dropped in enumerate(step.dropped):
+            self.dropped[place] += dropped
         for cause, rows in enumerate(np.bincount(step.causes, minlength=len(CAUSES)).tolist()):
             if rows:
                 self.rows[CAUSES[cause]] += rows
+        for layer in step.units:
+            self.units.update(all=layer.units, int8=layer.int8_units, failed=layer.failed_units)
         if again := sum(layer.rerun_rows for layer in step.units):
             self.rows["precision"] += again
-        for layer, counts_E in enumerate(self.expert_counts_LE):
-            chosen = step.topk_ids[step.causes == _ACCEPTED, layer]
+        for place, counts_E in enumerate(self.expert_counts_LE):
+            chosen = step.topk_ids[step.causes == _ACCEPTED, place]
             counts_E += np.bincount(chosen[chosen >= 0], minlength=len(counts_E))

@@ -12,6 +12,7 @@ from workbench.precision import calibrate, engines, texts
 from workbench.precision import told as show
 from workbench.precision.probe import run
 from workbench.precision.speed import SIZES, WAYS, run_by_run, runs_of, verdict
+from workbench.report import generation_summary
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,9 @@ def test_calibrate_and_report_from_the_command_line(workbench, tmp_path, capfd):
     ).json
     assert "bfloat16 or int8" in report["precision"]
     assert report["routing"]["rows"] == report["prompt_tokens"] + 3
+    units = report["routing"]["units"]
+    assert units["all"] >= units["int8"] >= units["failed"] >= 0 and units["all"] >= 4 * 4
+    assert generation_summary(report, 1.0).count(f"of {units['all']} units of rows in INT8") == 1
     explained = workbench(
         *("explain", "12 * 7 = ", "--token", "2", "--layer", "1", "--precision", "auto"),
         *("--thresholds", file, "--json"),
