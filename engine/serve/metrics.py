@@ -140,6 +140,7 @@ class _State(Collector):
     def _steps(self) -> Iterator[Metric]:
         tally = self._tally
         yield from self._drafts()
+        yield from self._formats()
         yield _counter("engine_steps", "Forward passes", tally.steps)
         yield _counter("step_seconds", "Time of all steps", tally.step_ms / 1e3)
         yield _counter("routing_seconds", "Time of them spent deciding", tally.deciding_ms / 1e3)
@@ -172,6 +173,20 @@ class _State(Collector):
             )
             yield _gauge("load_balance", words, recent.balance, "definition")
         yield _gauge("rank_utilization_ratio", "Share of time at work", recent.busy_share, "rank")
+
+    def _formats(self) -> Iterator[Metric]:
+        """Yield what became of units whose number format is chosen; nothing without any."""
+        told = self._tally.formats.copy()
+        if not told and self._loop.engine.config.precision != "auto":
+            return
+        voted = {"int8": told["int8_units"], "full": told["units"] - told["int8_units"]}
+        yield _counter("precision_units", "Units of rows, by the format voted", voted, "format")
+        for name, words, key in (
+            ("failed_units", "Units that failed their check", "failed_units"),
+            ("rerun_rows", "Expert rows run again in full precision", "rerun_rows"),
+            ("format_changes", "Rows of another format than the one before", "switches"),
+        ):
+            yield _counter(f"precision_{name}", words, told[key])
 
     def _drafts(self) -> Iterator[Metric]:
         """Yield what became of a draft's proposals; nothing without one. Names as in vLLM."""

@@ -61,6 +61,10 @@ class Recent:
     """By name, see `BALANCES`; empty without rows."""
 
 
+FORMAT_COUNTS = ("units", "int8_units", "failed_units", "rerun_rows", "switches")
+"""What is added up of `engine.events.UnitEvent`."""
+
+
 class ServeTally:
     """The sums of one service."""
 
@@ -87,6 +91,8 @@ class ServeTally:
         self.step_ms = self.deciding_ms = 0.0
         self.rows: Counter[str] = Counter()
         """Rows by cause."""
+        self.formats: Counter[str] = Counter()
+        """Of units whose number format was chosen: sums of `engine.events.UnitEvent`'s counts."""
         self.table_version = 0
         """Of the last step."""
         self.rank_versions: dict[int, int] = {}
@@ -178,6 +184,8 @@ class ServeTally:
         self.bad_rows += event.bad_rows
         for cause, rows in enumerate(np.bincount(event.causes).tolist()):
             self.rows[CAUSES[cause]] += rows
+        for layer in event.units:
+            self.formats.update({name: getattr(layer, name) for name in FORMAT_COUNTS})
         counts_LE = _counted(event.topk_ids, self.counts_LE.shape[1])
         if len(counts_LE):
             self.counts_LE += counts_LE
