@@ -200,6 +200,7 @@ def test_what_if_shows_the_other_choice_and_what_it_changes_of_the_next_token(wo
     assert banned not in result["topk_ids"] and result["scores"][banned] == 0
     assert result["bias"] == [0, 0, 0, 1, 0, 0, 0, 0]
     compared = result["what_if"]
+    assert (compared["banned"], compared["forced"]) == ([banned], [])
     times = "stage_ms"
     del compared["without"][times], plain[times]
     assert compared["without"] == plain
@@ -230,6 +231,18 @@ def test_forced_experts_are_chosen_and_the_form_for_people_compares(workbench):
     assert sorted(result["topk_ids"]) == [2, 5]
     said = workbench("explain", PROMPT, "--token", "2", "--layer", "1", "--force-experts", "2,5")
     assert said.code == 0 and "Without the policy" in said.out and "KL" in said.out
+    marked = [line.split()[1] for line in said.out.splitlines() if line.startswith("forced")]
+    assert sorted(marked) == ["2", "5"]
+        "2",
+        "5",
+    }
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_an_expert_is_marked_as_banned_in_the_layers_it_is_banned_in(workbench, layer):
+    words = ("--token", "2", "--layer", str(layer), "--ban-expert", "1:3")
+    said = workbench("explain", PROMPT, *words)
+    assert said.code == 0 and ("banned" in said.out) == (layer == 1)
 
 
 def test_smoothing_and_capacity_stand_in_the_record(workbench):

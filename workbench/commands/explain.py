@@ -120,9 +120,17 @@ def decide(
         if policy != Policy():
             compared = what_if(engine, token_ids, token, policy)
             policy.apply(engine)
+            compared |= _asked(engine, layer)
             found.append(_run(engine, recorder, token_ids, token, layer, 0)[0])
         token_text = engine.tokenizer.token(token_ids[token])
     return found, token_text, compared
+
+
+def _asked(engine: Engine, layer: int) -> dict[str, list[int]]:
+    """Return which experts the policy in force bans and forces in one layer."""
+    place, policy = engine.model_config.moe_layers.index(layer), engine.control.policy
+    cells = {"banned": policy.banned, "forced": policy.forced}
+    return {name: sorted(e for at, e in found if at == place) for name, found in cells.items()}
 
 
 def _token_ids(model: str, prompt: str, token: int, layer: int, max_tokens: int) -> list[int]:
@@ -192,10 +200,12 @@ def _show(result: dict[str, Any]) -> None:
     for name in ("", "expert", "logit", "added", "score", "weight"):
         table.add_column(name, justify="left" if not name else "right")
     table.add_column("")
+    asked = result.get("what_if", {"banned": (), "forced": ()})
     order = sorted(range(len(result["scores"])), key=lambda e: -float(result["scores"][e]))
     for expert in [*chosen, *(e for e in order if e not in chosen)]:
         is_next = expert == result["runner_up"]
         mark = "chosen" if expert in chosen else "next" if is_next else ""
+        mark = next((name for name in ("banned", "forced") if expert in asked[name]), mark)
         added = float(result["bias"][expert]) + float(result["smoothing"][expert])
         table.add_row(
             mark,
@@ -213,8 +223,9 @@ def _show(result: dict[str, Any]) -> None:
     console.print(Text(f"{head}, {how}\n"))
     console.print(table)
     for expert, place in sorted(where.items(), key=lambda at: chosen.index(at[0])):
-        copy = f"physical {place['physical']}" if place["physical"] >= 0 else "no place"
-        console.print(Text(f"\nExpert {expert} runs as {copy}: {place['reason']}."), end="")
+        lost = place["physical"] < 0
+        runs = "does not run, " if lost else f"runs as physical {place['physical']}: "
+        console.print(Text(f"\nExpert {expert} {runs}{place['reason']}."), end="")
     console.print()
     if result["runner_up"] >= 0:
         lead = f"the score by which the last chosen expert led expert {result['runner_up']}"
