@@ -233,9 +233,6 @@ def test_forced_experts_are_chosen_and_the_form_for_people_compares(workbench):
     assert said.code == 0 and "Without the policy" in said.out and "KL" in said.out
     marked = [line.split()[1] for line in said.out.splitlines() if line.startswith("forced")]
     assert sorted(marked) == ["2", "5"]
-        "2",
-        "5",
-    }
 
 
 @pytest.mark.parametrize("layer", [1, 2])
