@@ -72,7 +72,7 @@ function render({ model, el }) {
     sizes.disconnect();
     for (const element of root.querySelectorAll("[data-size]")) sizes.observe(element);
     for (const element of root.querySelectorAll("[data-open]")) {
-      element.addEventListener("click", () => dialog(element.dataset.open)?.showModal());
+      element.addEventListener("click", () => show(element.dataset.open));
     }
     for (const element of root.querySelectorAll("[data-swap]")) {
       element.addEventListener("click", (event) => {
@@ -132,6 +132,14 @@ function render({ model, el }) {
   };
 
   const dialog = (name) => root.querySelector(`dialog[data-name="${name}"]`);
+
+  // Focus goes to the button at a long dialog's end; reading begins at its head.
+  const show = (name) => {
+    const shown = dialog(name);
+    if (!shown || shown.open) return;
+    shown.showModal();
+    shown.scrollTop = 0;
+  };
 
   const fill = () => {
     // A change that arrives while the page is being put up may not be told of.
@@ -200,7 +208,7 @@ function render({ model, el }) {
     const typing = /^(INPUT|SELECT|TEXTAREA|BUTTON|A|SUMMARY)$/.test(target?.tagName ?? "")
       && !target.closest("dialog:not([open])");
     if (event.ctrlKey || event.metaKey || event.altKey || root.querySelector("dialog[open]")) return;
-    if (event.key === "?") dialog("help")?.showModal();
+    if (event.key === "?") show("help");
     else if (/^(INPUT|TEXTAREA|SELECT)$/.test(target?.tagName ?? "")
       && !(target.type === "radio" && /^[a-z0-9]$/.test(event.key))) return;
     else if (CHILD_KEYS.test(event.key) && !(typing && event.key === " ") && taker()) {

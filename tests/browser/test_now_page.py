@@ -44,6 +44,7 @@ def test_map_and_numbers_move_nothing_leaves_the_machine_and_the_keys_work(visit
     figure.wait_for()
     page.keyboard.press("?")
     page.locator("dialog[open]").wait_for()
+    assert page.locator("dialog[open]").evaluate("shown => shown.scrollTop") == 0
     assert float(visit.text("cost")) >= 0
     page.keyboard.press("Escape")
     page.locator("dialog[open]").wait_for(state="detached")
