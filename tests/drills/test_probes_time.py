@@ -9,7 +9,7 @@ from engine.events import CAUSES, STAGES, ControlEvent
 from engine.routing.placement import contiguous
 from workbench.drills.probes import rows_a_token
 from workbench.drills.probes_deploy import recovered_rows
-from workbench.drills.probes_time import prompt_stage_ratio
+from workbench.drills.probes_time import prompt_stage_ratio, slow_stage_ratio, stage_ratio
 from workbench.drills.readings import Readings, Unreadable
 
 
@@ -47,6 +47,14 @@ PROMPTS = {"prefill": [5, 0, 5, 0, 5], "select": [1, 9, 2, 9, 3], "gate": [0.5, 
 def test_a_stage_is_measured_where_a_prompt_runs_and_nowhere_else():
     seen = readings(FakeTrace(**PROMPTS))
     assert prompt_stage_ratio(seen, stage="select", other="gate", rows=50) == pytest.approx(4)
+
+
+def test_slow_steps_show_what_a_median_hides():
+    seen = readings(FakeTrace([0] * 5, select=[2, 2, 2, 100, 100], sort=[1] * 5))
+    assert stage_ratio(seen, stage="select", other="sort", rows=50) == pytest.approx(41.2)
+    assert slow_stage_ratio(seen, stage="select", other="sort", rows=50) == pytest.approx(100)
+    with pytest.raises(Unreadable, match="draft was not reported"):
+        stage_ratio(seen, stage="select", other="draft", rows=50)
 
 
 def test_few_prompts_or_an_unreported_stage_say_nothing():
