@@ -84,6 +84,12 @@ PANELS = (
         ("sum(rate(tokenrouter_spec_decode_num_accepted_tokens_total[1m]))"
          " / sum(rate(tokenrouter_spec_decode_num_draft_tokens_total[1m]))", "accepted"),
     )),
+    Panel("Units of rows in INT8, share; of them failed their check", "percentunit", (
+        ('sum(rate(tokenrouter_precision_units_total{format="int8"}[1m]))'
+         " / sum(rate(tokenrouter_precision_units_total[1m]))", "in INT8"),
+        ("sum(rate(tokenrouter_precision_failed_units_total[1m]))"
+         ' / sum(rate(tokenrouter_precision_units_total{format="int8"}[1m]))', "failed"),
+    )),
     Panel("Routing table", "short", (
         ("tokenrouter_table_version", "version"),
         ("rate(tokenrouter_communication_errors_total[5m])", "communication errors per second"),

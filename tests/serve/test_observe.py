@@ -186,6 +186,8 @@ def test_every_metric_of_rules_and_board_is_one_we_have(client, complete):
     known |= {"tokenrouter_rank_excess_seconds", "tokenrouter_rank_table_lag"}  # only with ranks
     drafts = ("draft", "accepted")  # only with a draft, see test_draft
     known |= {f"tokenrouter_spec_decode_num_{name}_tokens_total" for name in drafts}
+    chosen = ("units", "failed_units")  # only where formats are chosen, see test_formats
+    known |= {f"tokenrouter_precision_{name}_total" for name in chosen}
     text = "".join(deploy.files().values())
     named = set(re.findall(r"tokenrouter_[a-z0-9_]+", text))
     assert named and named <= known, named - known
